@@ -1,0 +1,218 @@
+"""How a workload is trained: `MemoryConfig`, and the `memory` handle that a loss receives."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmem.errors import ConfigError, UnknownPolicyError
+
+CONFIG_VERSION = 1
+REMAT_PRESETS = ("none", "full", "dots", "dots_no_batch")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Which dtype each thing has.
+
+    Args:
+      params: the stored (master) parameters; None keeps them as the workload made them.
+      compute: parameters and batch as the loss sees them.
+      output: the objective and its accumulation; a wide dtype, since it is a sum over tokens.
+      accumulator: gradient accumulators; None takes `MemoryConfig.accumulator_dtype`.
+      loss_scale: reserved for float16; anything but None is refused.
+
+    >>> Precision(compute="bfloat16").compute
+    'bfloat16'
+    """
+
+    params: str | None = None
+    compute: str = "float32"
+    output: str = "float32"
+    accumulator: str | None = None
+    loss_scale: Any = None
+
+    def __post_init__(self):
+        for name in ("params", "compute", "output", "accumulator"):
+            value = getattr(self, name)
+            if value is not None or name in ("compute", "output"):
+                object.__setattr__(self, name, float_dtype_name(value, f"precision.{name}"))
+        if self.loss_scale is not None:
+            raise ConfigError(
+                wanted="precision.loss_scale=None: this version of jaxmem does not scale losses",
+                got=repr(self.loss_scale),
+                do='Use compute="bfloat16", which needs no loss scale.',
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """How a step is made to fit; equal by value, hashable, JSON both ways.
+
+    Args:
+      accumulation_steps: K, the number of micro-batches of one optimizer step.
+      accumulator_dtype: dtype in which micro-batch gradients are summed.
+      gradient_reduction: "auto"; "once" and "each" are reserved for sharded batches.
+      remat: a preset name: "none" (save every residual), "full" (save nothing inside a block),
+        "dots" (save matmul outputs), "dots_no_batch" (save outputs of matmuls without batch
+        dimensions).
+      precision: compute dtype name, or a `Precision`. Master parameters keep their dtype.
+      zero: reserved; only 0.
+      offload: reserved; only ().
+
+    Raises:
+      ConfigError: on a value that cannot be honoured; UnknownPolicyError for `remat`.
+
+    >>> config = MemoryConfig(accumulation_steps=8, remat="full", precision="bfloat16")
+    >>> MemoryConfig.from_json(config.to_json()) == config
+    True
+    """
+
+    accumulation_steps: int = 1
+    accumulator_dtype: str = "float32"
+    gradient_reduction: str = "auto"
+    remat: str = "none"
+    precision: str | Precision = "float32"
+    zero: int = 0
+    offload: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        steps = self.accumulation_steps
+        if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
+            raise ConfigError(
+                wanted="accumulation_steps to be a whole number of at least 1",
+                got=repr(steps),
+                do="Use 1 for no accumulation.",
+            )
+        object.__setattr__(self, "accumulation_steps", int(steps))
+        object.__setattr__(self, "accumulator_dtype", float_dtype_name(self.accumulator_dtype, "accumulator_dtype"))
+        if not isinstance(self.precision, Precision):
+            object.__setattr__(self, "precision", float_dtype_name(self.precision, "precision"))
+        elif self.precision.accumulator is not None:
+            if self.accumulator_dtype not in ("float32", self.precision.accumulator):
+                raise ConfigError(
+                    wanted="accumulator_dtype and precision.accumulator to agree",
+                    got=f"{self.accumulator_dtype!r} and {self.precision.accumulator!r}",
+                    do="Set one of them.",
+                )
+            object.__setattr__(self, "accumulator_dtype", self.precision.accumulator)
+        if self.remat not in REMAT_PRESETS:
+            raise UnknownPolicyError(
+                wanted=f"remat to be one of {', '.join(REMAT_PRESETS)}",
+                got=repr(self.remat),
+                do="Choose one of these presets.",
+            )
+        for name, neutral in (("gradient_reduction", "auto"), ("zero", 0), ("offload", ())):
+            value = getattr(self, name)
+            value = tuple(value) if name == "offload" and isinstance(value, (list, tuple)) else value
+            if value != neutral:
+                raise ConfigError(
+                    wanted=f"{name}={neutral!r}: this version of jaxmem does not act on it",
+                    got=repr(value),
+                    do=f"Leave {name} out.",
+                )
+            object.__setattr__(self, name, value)
+
+    @property
+    def dtypes(self) -> Precision:
+        """The precision written out, with its accumulator filled in."""
+        precision = self.precision
+        if isinstance(precision, str):
+            precision = Precision(compute=precision)
+        return dataclasses.replace(precision, accumulator=self.accumulator_dtype)
+
+    def to_json(self) -> str:
+        """One line of JSON with a version, from which `from_json` makes an equal config."""
+        return json.dumps({"version": CONFIG_VERSION, **dataclasses.asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> "MemoryConfig":
+        """The config that `to_json` wrote; ConfigError names a field or version it does not know."""
+        try:
+            fields = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(wanted="a MemoryConfig as JSON", got=f"invalid JSON ({error})", do="Check the file.") from None
+        if not isinstance(fields, dict):
+            raise ConfigError(
+                wanted="a JSON object of MemoryConfig fields",
+                got=f"a JSON {type(fields).__name__}",
+                do='Write for example {"accumulation_steps": 8, "remat": "full"}.',
+            )
+        version = fields.pop("version", CONFIG_VERSION)
+        if version != CONFIG_VERSION:
+            raise ConfigError(
+                wanted=f"a MemoryConfig of version {CONFIG_VERSION}",
+                got=f"version {version!r}",
+                do="Write it again with this version of jaxmem.",
+            )
+        if isinstance(fields.get("precision"), dict):
+            fields["precision"] = _from_fields(Precision, fields["precision"])
+        return _from_fields(cls, fields)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+    """The handle that a loss declares as `memory`: equal by value, passed explicitly.
+
+    It is never ambient: jit caches a trace by the arguments it was given, so a policy that lived in
+    a context variable would go stale.
+
+    Args:
+      remat: the preset that `block` applies.
+      compute_dtype: the dtype a model should compute in, e.g. flax's `dtype=memory.compute_dtype`.
+      checkpoint: `checkpoint(target, remat, **options)`; `make_train_step` passes jaxmem's own.
+
+    >>> Memory().block(len) is len  # remat="none" leaves a block as it is
+    True
+    """
+
+    remat: str = "none"
+    compute_dtype: Any = dataclasses.field(default_factory=lambda: np.dtype(np.float32))
+    checkpoint: Callable | None = None
+
+    def block(self, target, **options):
+        """`target` – a function, a linen or nnx module or class, a bound method – under the remat setting.
+
+        Options are those of `jaxmem.remat.checkpoint`; `scanned=True` says that the block is the
+        body of a `lax.scan`, where the barrier against common-subexpression elimination is not needed.
+        """
+        if self.remat == "none":
+            return target
+        if self.checkpoint is None:
+            raise ConfigError(
+                wanted=f"a Memory made by make_train_step for remat={self.remat!r}",
+                got="a Memory without a checkpoint function",
+                do="Pass Memory(remat=..., checkpoint=jaxmem.remat.checkpoint).",
+            )
+        return self.checkpoint(target, self.remat, **options)
+
+
+def float_dtype_name(value, field: str) -> str:
+    """The canonical name of a floating dtype; ConfigError otherwise."""
+    try:
+        dtype = jnp.dtype(value) if value is not None else None
+    except TypeError:
+        dtype = None
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        raise ConfigError(
+            wanted=f"{field} to be a floating dtype such as float32 or bfloat16",
+            got=repr(value),
+            do="Use a name that jax.numpy.dtype accepts.",
+        )
+    return dtype.name
+
+
+def _from_fields(cls, fields: dict):
+    unknown = sorted(set(fields) - {field.name for field in dataclasses.fields(cls)})
+    if unknown:
+        raise ConfigError(
+            wanted=f"fields of {cls.__name__}: {', '.join(f.name for f in dataclasses.fields(cls))}",
+            got=", ".join(map(repr, unknown)),
+            do="Remove or rename them.",
+        )
+    if isinstance(fields.get("offload"), list):
+        fields = {**fields, "offload": tuple(fields["offload"])}
+    return cls(**fields)

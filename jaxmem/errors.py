@@ -1,0 +1,82 @@
+"""The exception tree: every class names one cause, every message says wanted, got and what to do."""
+
+
+class JaxmemError(Exception):
+    """Base of all jaxmem errors.
+
+    Args:
+      wanted: what would have been right.
+      got: what was found instead, with the offending name, path or number.
+      do: the next thing to try.
+    """
+
+    def __init__(self, *, wanted: str, got: str, do: str):
+        self.wanted, self.got, self.do = wanted, got, do
+        super().__init__(f"Wanted {wanted}; got {got}. {do}")
+
+    def __reduce__(self):
+        return _rebuild, (type(self), self.wanted, self.got, self.do)
+
+
+def _rebuild(cls, wanted, got, do):
+    return cls(wanted=wanted, got=got, do=do)
+
+
+class InputError(JaxmemError, ValueError):
+    """The caller's input is wrong; the command line exits with code 2."""
+
+
+class ConfigError(InputError):
+    """A `MemoryConfig` or `Precision` field has a value that cannot be honoured."""
+
+
+class UnknownPolicyError(ConfigError):
+    """A remat preset name that does not exist."""
+
+
+class WorkloadError(InputError):
+    """A `Workload` is of the wrong shape, or lacks what was asked of it."""
+
+
+class IntegerParameterError(WorkloadError):
+    """Something that is to be differentiated has an integer, boolean or key dtype."""
+
+
+class BatchError(InputError):
+    """A batch cannot be cut into micro-batches: empty, uneven, or its leaves disagree."""
+
+
+class ObjectiveError(InputError):
+    """A loss returned something that is not an objective, or one that cannot be accumulated."""
+
+
+class DifferentiableWeight(ObjectiveError):
+    """A weight depends on the parameters being differentiated, so normalising by it is not exact."""
+
+
+class MetricError(ObjectiveError):
+    """A metric lacks a declared reduction."""
+
+
+class StateError(InputError):
+    """The state a loss returned cannot be carried to the next micro-batch."""
+
+
+class RematWithoutEffect(InputError):
+    """A remat setting that changes nothing: the residuals are those of the plain step."""
+
+
+class PrecisionWithoutEffect(InputError):
+    """A compute dtype that no value of the traced loss has."""
+
+
+class UnknownTargetError(InputError):
+    """A target name that this version cannot compile for."""
+
+
+class NonFiniteError(InputError):
+    """Training produced a NaN or an infinity."""
+
+
+class FileLoadError(InputError):
+    """A FILE[:FUNCTION] that cannot be loaded as a `Workload`."""

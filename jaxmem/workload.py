@@ -1,0 +1,152 @@
+"""What is trained: a loss, its parameters, a batch and an optimizer."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxmem.errors import WorkloadError
+from jaxmem.objective import LossOutput, WeightedMean
+
+__all__ = ["LossOutput", "WeightedMean", "Workload"]
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Workload:
+    """A training problem, compared by identity.
+
+    Args:
+      loss_fn: `loss_fn(params, batch, *, rng, state, memory)`; it gets only the keywords that it
+        declares and returns an objective or a `LossOutput`.
+      params: pytree of arrays or `jax.ShapeDtypeStruct`, or a function of a PRNG key that makes it
+        (then nothing is allocated before `step.init`).
+      batch: one example batch: pytree of arrays or `jax.ShapeDtypeStruct`.
+      optimizer: an `optax.GradientTransformation`.
+      rng: PRNG key (typed, or raw uint32) for initialisation and for a loss that declares `rng`.
+      state: model state that is not differentiated (BatchNorm statistics, RNG counts), or a
+        function of a key that makes it.
+      data: batches to train on: an iterable, or a function of the window index (which resumes
+        exactly). Batches are global, not per process.
+      batch_axes: pytree prefix of `batch` with each leaf's example axis; None for a leaf that
+        every micro-batch gets whole.
+      trainable: what gets gradients, accumulators and optimizer moments; None for everything. A
+        regular expression searched in each leaf's path ("decoder/.*/kernel"), a function
+        `(path, leaf) -> bool`, or a pytree prefix of bools.
+      param_shardings, choices, eval_fn, ema: reserved; anything but None is refused.
+      compiler_options: XLA options for the compiled step.
+
+    Raises:
+      WorkloadError: on an argument of the wrong kind.
+
+    >>> import jax, jax.numpy as jnp, optax, jaxmem
+    >>> def loss(params, batch):
+    ...     error = batch["x"] @ params["w"] - batch["y"]
+    ...     return jaxmem.WeightedMean(jnp.sum(error**2), error.size)
+    >>> batch = {"x": jnp.ones((8, 4)), "y": jnp.zeros((8,))}
+    >>> workload = jaxmem.Workload(loss, {"w": jnp.ones(4)}, batch, optax.sgd(0.1))
+    >>> step = jaxmem.make_train_step(workload, jaxmem.MemoryConfig(accumulation_steps=4))
+    >>> state, metrics = step(step.init(), batch)
+    >>> float(metrics["loss"])
+    16.0
+    """
+
+    loss_fn: Callable
+    params: Any
+    batch: Any
+    optimizer: Any
+    _: dataclasses.KW_ONLY
+    rng: Any = None
+    state: Any = None
+    data: Any = None
+    batch_axes: Any = 0
+    trainable: Any = None
+    param_shardings: Any = None
+    choices: Any = None
+    eval_fn: Any = None
+    ema: Any = None
+    compiler_options: Any = None
+
+    def __post_init__(self):
+        if not callable(self.loss_fn):
+            raise WorkloadError(
+                wanted="loss_fn to be a function loss_fn(params, batch, ...)",
+                got=f"{type(self.loss_fn).__name__}",
+                do="Pass the loss function as the first argument of Workload.",
+            )
+        if not (hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")):
+            raise WorkloadError(
+                wanted="optimizer to be an optax.GradientTransformation",
+                got=f"{type(self.optimizer).__name__}",
+                do="Pass for example optax.adamw(1e-3) as the fourth argument of Workload.",
+            )
+        for name in ("param_shardings", "choices", "eval_fn", "ema"):
+            if getattr(self, name) is not None:
+                raise WorkloadError(
+                    wanted=f"{name}=None: this version of jaxmem does not act on it",
+                    got=f"{type(getattr(self, name)).__name__}",
+                    do=f"Leave {name} out.",
+                )
+        for name in ("params", "batch", "state"):
+            tree = getattr(self, name)
+            if callable(tree) and name != "batch":  # created from a key later
+                continue
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+                if not is_array_like(leaf):
+                    raise WorkloadError(
+                        wanted=f"{name} to be a pytree of arrays or jax.ShapeDtypeStruct",
+                        got=f"a {type(leaf).__name__} at {path_string(path, root=name)}",
+                        do="Convert that leaf to an array, or move it out of the tree.",
+                    )
+
+    @classmethod
+    def from_linen(cls, module, loss_fn, batch, optimizer, *, rng=None, **kwargs) -> "Workload":
+        """A workload of a `flax.linen` module; see `jaxmem.linen_workload`."""
+        from jaxmem._flax import workload_from_linen
+
+        return workload_from_linen(cls, module, loss_fn, batch, optimizer, rng=rng, **kwargs)
+
+    @classmethod
+    def from_nnx(cls, model, loss_fn, batch, optimizer, *, wrt=None, **kwargs) -> "Workload":
+        """A workload of a `flax.nnx` model; see `jaxmem.nnx_workload`."""
+        from jaxmem._flax import workload_from_nnx
+
+        return workload_from_nnx(cls, model, loss_fn, batch, optimizer, wrt=wrt, **kwargs)
+
+
+def is_array_like(leaf) -> bool:
+    """Whether a leaf has a shape and a dtype, or is a Python number."""
+    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, (bool, int, float, complex))
+
+
+def path_string(path, *, root: str = "") -> str:
+    """`root/a/0/b` for a key path, as used in filters and error messages."""
+    tail = jax.tree_util.keystr(path, simple=True, separator="/")
+    return "/".join(part for part in (root, tail) if part)
+
+
+def call_loss(loss_fn: Callable, params, batch, **keywords):
+    """Calls a loss with only those of `keywords` that it declares."""
+    return loss_fn(params, batch, **{k: v for k, v in keywords.items() if declares(loss_fn, k)})
+
+
+def declares(fn: Callable, name: str) -> bool:
+    """Whether `fn` takes the keyword `name`, by name or through `**kwargs`."""
+    parameters = inspect.signature(fn).parameters
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if name in parameters:
+        return parameters[name].kind in kinds
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def select_paths(tree, selection) -> Any:
+    """A pytree of bools: which leaves a `trainable`-like selection picks (regex, function or prefix)."""
+    if selection is None:
+        return jax.tree.map(lambda _: True, tree)
+    if isinstance(selection, str):
+        pattern = re.compile(selection)
+        return jax.tree_util.tree_map_with_path(lambda p, _: bool(pattern.search(path_string(p))), tree)
+    if callable(selection):
+        return jax.tree_util.tree_map_with_path(lambda p, leaf: bool(selection(path_string(p), leaf)), tree)
+    return jax.tree.broadcast(selection, tree)
