@@ -1,0 +1,136 @@
+"""How metrics and model state of micro-batches combine into those of the whole batch."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem.errors import StateError
+from jaxmem.objective import Last, Max, Sum, WeightedMean
+from jaxmem.workload import path_string
+
+KINDS = (WeightedMean, Sum, Max, Last)
+STATE_REDUCTIONS = ("carry", "mean", "sum", "max", "last")
+
+
+def _is_metric(x) -> bool:
+    return isinstance(x, KINDS)
+
+
+def init_metrics(shapes):
+    """Accumulators for metrics of these shapes: sums start at 0, maxima at the lowest value."""
+
+    def init(metric):
+        if isinstance(metric, (WeightedMean, Sum)):
+            return jax.tree.map(lambda s: jnp.zeros(s.shape, sum_dtype(s.dtype)), metric)
+        if isinstance(metric, Max):
+            return jax.tree.map(lambda s: jnp.full(s.shape, _lowest(s.dtype), s.dtype), metric)
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), metric)
+
+    return jax.tree.map(init, shapes, is_leaf=_is_metric)
+
+
+def add_metrics(accumulated, new):
+    """Adds one micro-batch's metrics to the accumulators."""
+
+    def add(old, new):
+        if isinstance(old, (WeightedMean, Sum)):
+            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), old, new)
+        return jax.tree.map(jnp.maximum, old, new) if isinstance(old, Max) else new
+
+    return jax.tree.map(add, accumulated, new, is_leaf=_is_metric)
+
+
+def finish_metrics(accumulated):
+    """Plain arrays: total / weight for a `WeightedMean` (0 where the weight is 0), the value for others."""
+
+    def finish(metric):
+        return mean(metric.total, metric.weight) if isinstance(metric, WeightedMean) else metric.value
+
+    return jax.tree.map(finish, accumulated, is_leaf=_is_metric)
+
+
+def mean(total, weight):
+    """total / weight in at least float32; 0 where the weight is 0, with a gradient of 0."""
+    weight = jnp.asarray(weight, sum_dtype(jnp.float32 if weight is None else jnp.result_type(weight)))
+    empty = weight == 0
+    return jnp.where(empty, 0, total / jnp.where(empty, 1, weight))
+
+
+def sum_dtype(dtype):
+    """The dtype that sums of `dtype` are taken in: at least float32 for floats, int32 for bools."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.promote_types(dtype, jnp.float32)
+    return jnp.promote_types(dtype, jnp.int32)
+
+
+def state_reductions(reduction, state):
+    """One reduction name per leaf of the state; StateError on an unknown one."""
+    try:
+        names = jax.tree.broadcast(reduction, state)
+    except ValueError as error:
+        raise StateError(
+            wanted="state_reduction to be a pytree prefix of the state",
+            got=str(error).splitlines()[0],
+            do="Give one name per collection, e.g. {'batch_stats': 'carry', 'amax': 'max'}.",
+        ) from None
+    leaves = zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(names), strict=True)
+    for (path, leaf), name in leaves:
+        where = path_string(path, root="state")
+        if name not in STATE_REDUCTIONS:
+            raise StateError(
+                wanted=f"state_reduction to be one of {', '.join(STATE_REDUCTIONS)}",
+                got=f"{name!r} for {where}",
+                do="Choose how micro-batches combine that leaf.",
+            )
+        if name == "mean" and not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            raise StateError(
+                wanted="a floating leaf for the state reduction 'mean'",
+                got=f"{jnp.result_type(leaf)} at {where}",
+                do="Use 'sum', 'max', 'last' or 'carry' for that leaf.",
+            )
+    return names
+
+
+def init_state(state, names):
+    """The accumulator of each state leaf, in the leaf's own dtype except for sums and means of floats."""
+
+    def init(leaf, name):
+        if name == "mean":
+            return jnp.zeros(jnp.shape(leaf), sum_dtype(jnp.result_type(leaf)))
+        return jnp.asarray(leaf)
+
+    return jax.tree.map(init, state, names)
+
+
+def seen_state(state, accumulated, names):
+    """What the next micro-batch sees: the carried leaves as they are now, the others as at the start."""
+    return jax.tree.map(lambda leaf, acc, name: acc if name == "carry" else leaf, state, accumulated, names)
+
+
+def add_state(state, accumulated, new, names, is_first):
+    """Combines one micro-batch's new state with the accumulators."""
+
+    def add(start, acc, new, name):
+        if name == "mean":
+            return acc + new.astype(acc.dtype)
+        if name == "sum":  # every micro-batch counts on from the start
+            return acc + (new - start)
+        if name == "max":
+            return jnp.where(is_first, new, jnp.maximum(acc, new))
+        return new
+
+    return jax.tree.map(add, state, accumulated, new, names)
+
+
+def finish_state(state, accumulated, names, num_micro_batches: int):
+    """The state after the whole batch, in the dtypes it came in."""
+
+    def finish(leaf, acc, name):
+        return (acc / num_micro_batches).astype(jnp.result_type(leaf)) if name == "mean" else acc
+
+    return jax.tree.map(finish, state, accumulated, names)
+
+
+def _lowest(dtype):
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -jnp.inf
+    return False if dtype == jnp.bool_ else jnp.iinfo(dtype).min

@@ -1,0 +1,164 @@
+"""Cutting a batch into micro-batches along each leaf's example axis."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem.errors import BatchError
+from jaxmem.workload import is_array_like, path_string
+
+
+def micro_batch(batch, index, num_micro_batches: int, *, batch_axes: Any = 0, pad: Any = None):
+    """Micro-batch `index` of a batch: rows `index`, `index + K`, `index + 2K`, … of every batched leaf.
+
+    Rows are taken with a stride because that moves nothing when the batch axis is sharded: each device
+    cuts its own rows, where contiguous micro-batches would have to be sent between devices.
+
+    Args:
+      batch: pytree of arrays; batched leaves agree on the size B of their example axis.
+      index: which micro-batch, 0 ≤ index < K; may be traced.
+      num_micro_batches: K.
+      batch_axes: pytree prefix with each leaf's example axis; None passes the leaf whole.
+      pad: pytree prefix with each leaf's fill value; B is then padded to a multiple of K.
+
+    Raises:
+      BatchError: if K does not divide B and there is no `pad`, or leaves disagree about B.
+
+    >>> import jax.numpy as jnp
+    >>> micro_batch({"x": jnp.arange(6)}, 1, 3)["x"].tolist()
+    [1, 4]
+    """
+    return Split.of(batch, num_micro_batches, batch_axes=batch_axes, pad=pad).take(batch, index)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Split:
+    """How the leaves of one batch structure are cut; made and checked once, used for every index.
+
+    Args:
+      num_micro_batches: K.
+      size: B, rows of the batch before padding.
+      axes: for each leaf (None leaves included), its example axis or None.
+      fills: for each leaf, its fill value or None.
+    """
+
+    num_micro_batches: int
+    size: int
+    axes: tuple[int | None, ...]
+    fills: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, batch, num_micro_batches: int, *, batch_axes, pad) -> "Split":
+        paths_and_leaves = jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_none)
+        prefixes = [_broadcast(batch_axes, batch, "batch_axes"), _broadcast(pad, batch, "pad")]
+        axes, sizes = [], {}
+        for (path, leaf), axis in zip(paths_and_leaves, prefixes[0], strict=True):
+            name = path_string(path, root="batch")
+            if leaf is None:
+                axis = None
+            if axis is not None:
+                axis = _example_axis(leaf, axis, name)
+                sizes[name] = leaf.shape[axis]
+            axes.append(axis)
+        size = _common_size(sizes)
+        if size % num_micro_batches:
+            unpadded = [n for n, fill in zip(sizes, (f for f, a in zip(prefixes[1], axes) if a is not None)) if fill is None]
+            if unpadded:
+                name = unpadded[0]
+                raise BatchError(
+                    wanted=f"a batch that accumulation_steps K={num_micro_batches} divides",
+                    got=f"B={size} rows at {name}",
+                    do=f"Use a K that divides {size}, or give `pad` fill values with a weighted objective.",
+                )
+        return cls(num_micro_batches=num_micro_batches, size=size, axes=tuple(axes), fills=tuple(prefixes[1]))
+
+    @property
+    def padded(self) -> bool:
+        return self.size % self.num_micro_batches != 0
+
+    def pad(self, batch):
+        """The batch with fill rows appended up to a multiple of K."""
+        if not self.padded:
+            return batch
+        missing = -self.size % self.num_micro_batches
+
+        def grow(leaf, axis, fill):
+            if axis is None:
+                return leaf
+            rows = jnp.full((*leaf.shape[:axis], missing, *leaf.shape[axis + 1 :]), fill, leaf.dtype)
+            return jnp.concatenate([leaf, rows], axis)
+
+        return self._map(grow, batch)
+
+    def take(self, batch, index):
+        """Micro-batch `index` of a batch, padded first where needed."""
+        return self.take_padded(self.pad(batch), index)
+
+    def take_padded(self, batch, index):
+        """Micro-batch `index` of a batch that `pad` returned."""
+        k = self.num_micro_batches
+        if k == 1:
+            return batch
+
+        def rows(leaf, axis, _):
+            if axis is None:
+                return leaf
+            # (…, B, …) → (…, B/K, K, …): a view; the K axis is unsharded, so indexing it is local.
+            split = leaf.reshape(*leaf.shape[:axis], leaf.shape[axis] // k, k, *leaf.shape[axis + 1 :])
+            return jax.lax.dynamic_index_in_dim(split, index, axis + 1, keepdims=False)
+
+        return self._map(rows, batch)
+
+    def _map(self, fn, batch):
+        leaves, tree = jax.tree.flatten(batch, is_leaf=_is_none)
+        return tree.unflatten([fn(*args) for args in zip(leaves, self.axes, self.fills, strict=True)])
+
+
+def _is_none(x) -> bool:
+    return x is None
+
+
+def _broadcast(prefix, batch, name: str) -> list:
+    """One entry of the prefix for each leaf of the batch, None leaves included."""
+    try:
+        return jax.tree.leaves(jax.tree.broadcast(prefix, batch, is_leaf=_is_none), is_leaf=_is_none)
+    except ValueError as error:
+        raise BatchError(
+            wanted=f"{name} to be a pytree prefix of the batch",
+            got=str(error).splitlines()[0],
+            do=f"Give {name} the structure of the batch, or a single value for all of its leaves.",
+        ) from None
+
+
+def _example_axis(leaf, axis, name: str) -> int:
+    ndim = getattr(leaf, "ndim", 0) if is_array_like(leaf) else 0
+    if not -ndim <= axis < ndim:
+        shape = tuple(leaf.shape) if hasattr(leaf, "shape") else "no shape"
+        raise BatchError(
+            wanted=f"an example axis {axis} in every batched leaf",
+            got=f"shape {shape} at {name}",
+            do="Pass that leaf whole: set its entry of batch_axes to None.",
+        )
+    return axis % ndim
+
+
+def _common_size(sizes: dict[str, int]) -> int:
+    if not sizes:
+        raise BatchError(
+            wanted="a batch with at least one batched leaf",
+            got="none",
+            do="Give the batch arrays with an example axis, and batch_axes that names it.",
+        )
+    first, size = next(iter(sizes.items()))
+    for name, other in sizes.items():
+        if other != size:
+            raise BatchError(
+                wanted=f"all batched leaves to have the same number of rows (B={size} at {first})",
+                got=f"B={other} at {name}",
+                do="Set batch_axes to None for leaves that are not batched, or correct the batch.",
+            )
+    if size == 0:
+        raise BatchError(wanted="a batch with at least one row", got=f"B=0 at {first}", do="Check the data pipeline.")
+    return size

@@ -1,0 +1,199 @@
+"""A loss traced once for one micro-batch, with its outputs sorted into what each of them means."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from jaxmem._compat import prune
+from jaxmem.errors import DifferentiableWeight, IntegerParameterError, MetricError, ObjectiveError, StateError
+from jaxmem.objective import Last, LossOutput, Max, Objective, Sum, WeightedMean
+from jaxmem.workload import call_loss, path_string
+
+METRIC_KINDS = (WeightedMean, Sum, Max, Last)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Term:
+    """One term of an objective on one micro-batch.
+
+    The whole batch's value is `factor` times: sum of totals over sum of weights (rule "weighted"),
+    the mean of totals over micro-batches ("mean", a bare scalar), or their sum ("sum", a `Sum`).
+    """
+
+    factor: Any
+    total: Any
+    weight: Any = None
+    rule: str = dataclasses.field(default="weighted", metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MicroLoss:
+    """The outputs of one call of the loss."""
+
+    terms: tuple[Term, ...]
+    metrics: Any
+    state: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TracedLoss:
+    """The jaxpr of a loss on one micro-batch, and the trees that give its flat values their names.
+
+    The loss's Python code runs once; the weights pre-pass is cut from the same jaxpr that is
+    differentiated, so the two cannot disagree.
+    """
+
+    jaxpr: jex.ClosedJaxpr
+    in_tree: Any
+    out_tree: Any
+    out_shapes: MicroLoss
+
+    @classmethod
+    def of(cls, loss_fn, params, batch, rng, state) -> "TracedLoss":
+        def flat_loss(*leaves):
+            params, batch, rng, state = jax.tree.unflatten(in_tree, leaves)
+            return jax.tree.leaves(classify(call_loss(loss_fn, params, batch, rng=rng, state=state), state, out))
+
+        out = {}
+        leaves, in_tree = jax.tree.flatten((params, batch, rng, state))
+        jaxpr = jax.make_jaxpr(flat_loss)(*leaves)
+        shapes = jax.tree.unflatten(out["tree"], jaxpr.out_avals)
+        return cls(jaxpr=jaxpr, in_tree=in_tree, out_tree=out["tree"], out_shapes=shapes)
+
+    def __call__(self, params, batch, rng, state) -> MicroLoss:
+        leaves = jax.tree.leaves((params, batch, rng, state))
+        return jax.tree.unflatten(self.out_tree, _evaluate(self.jaxpr, leaves))
+
+    def cut(self, select) -> "tuple[Any, Any]":
+        """Only the outputs that `select(MicroLoss)` picks: a function of the same arguments, and what they need.
+
+        Returns `(fn, used)`, where `used` is the tree `(params, batch, rng, state)` of bools.
+        """
+        marks = jax.tree.unflatten(self.out_tree, list(range(len(self.jaxpr.out_avals))))
+        picked, tree = jax.tree.flatten(select(marks))
+        wanted = [i in picked for i in range(len(self.jaxpr.out_avals))]
+        pruned, used = prune(self.jaxpr, wanted)
+        order = sorted(set(picked))
+
+        def fn(params, batch, rng, state):
+            leaves = jax.tree.leaves((params, batch, rng, state))
+            outs = _evaluate(pruned, [leaf for leaf, use in zip(leaves, used, strict=True) if use])
+            return tree.unflatten([outs[order.index(i)] for i in picked])
+
+        return fn, jax.tree.unflatten(self.in_tree, used)
+
+
+def _evaluate(jaxpr, leaves):
+    return [jnp.asarray(out) for out in jex.jaxpr_as_fun(jaxpr)(*leaves)]  # constants come as Python numbers
+
+
+def classify(output, state, out: dict) -> MicroLoss:
+    """Checks what a loss returned and sorts it; the structure is left in `out["tree"]`."""
+    if not isinstance(output, LossOutput):
+        output = LossOutput(output)
+    objective = output.objective
+    terms = objective.terms() if isinstance(objective, Objective) else ((1.0, objective),)
+    micro = MicroLoss(
+        terms=tuple(_term(factor, term) for factor, term in terms),
+        metrics=_check_metrics(output.metrics),
+        state=state if output.state is None else _check_state(output.state, state),
+    )
+    out["tree"] = jax.tree.structure(micro)
+    return micro
+
+
+def check_differentiable(params) -> None:
+    """IntegerParameterError if a leaf of `params` cannot have a gradient."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            raise IntegerParameterError(
+                wanted="parameters of floating dtype",
+                got=f"{dtype} at {path_string(path, root='params')}",
+                do="Leave that leaf out with `trainable`, or pass it as `state`.",
+            )
+
+
+def check_weights(traced: TracedLoss) -> None:
+    """DifferentiableWeight if a weight depends on the parameters; ObjectiveError if a factor varies."""
+    for i, term in enumerate(traced.out_shapes.terms):
+        if term.rule == "weighted":
+            _, used = traced.cut(lambda micro, i=i: micro.terms[i].weight)
+            for path, needed in jax.tree_util.tree_leaves_with_path(used[0]):
+                if needed:
+                    raise DifferentiableWeight(
+                        wanted=f"the weight of objective term {i} to depend on data only",
+                        got=f"a weight that depends on {path_string(path, root='params')}",
+                        do="Compute the weight from the batch, e.g. the number of valid tokens.",
+                    )
+        _, needs = traced.cut(lambda micro, i=i: micro.terms[i].factor)
+        if any(jax.tree.leaves(needs)):
+            raise ObjectiveError(
+                wanted=f"the factor of objective term {i} to be a constant of the step",
+                got="a factor computed from the parameters, the batch, the key or the state",
+                do="Fold it into the term's total, or close over it.",
+            )
+
+
+def _term(factor, term) -> Term:
+    factor = jnp.asarray(factor, jnp.float32)
+    if isinstance(term, WeightedMean):
+        weight = _scalar(term.weight, "weight", allow_integer=True)
+        return Term(factor=factor, total=_scalar(term.total, "total"), weight=weight)
+    if isinstance(term, Sum):
+        return Term(factor=factor, total=_scalar(term.value, "value"), rule="sum")
+    return Term(factor=factor, total=_scalar(term, "value"), rule="mean")
+
+
+def _scalar(value, what: str, *, allow_integer: bool = False):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = jnp.asarray(value, None if allow_integer else jnp.float32)
+    if getattr(value, "shape", None) == ():
+        dtype = jnp.result_type(value)
+        if jnp.issubdtype(dtype, jnp.floating) or (allow_integer and jnp.issubdtype(dtype, jnp.integer)):
+            return jnp.asarray(value)
+    kind = f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else type(value).__name__
+    raise ObjectiveError(
+        wanted="an objective made of real scalars: a scalar, a WeightedMean, a Sum, or a sum of these",
+        got=f"{what} = {kind}",
+        do="Sum over examples and return WeightedMean(total, weight), or take the mean.",
+    )
+
+
+def _check_metrics(metrics):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(metrics, is_leaf=lambda x: isinstance(x, METRIC_KINDS)):
+        if not isinstance(leaf, METRIC_KINDS):
+            raise MetricError(
+                wanted="every metric to say how micro-batches combine: WeightedMean, Sum, Max or Last",
+                got=f"a bare {type(leaf).__name__} at {path_string(path, root='metrics')}",
+                do="Wrap it, e.g. WeightedMean(correct, num_tokens) or Sum(num_tokens).",
+            )
+    return jax.tree.map(jnp.asarray, metrics)
+
+
+def _check_state(new, old):
+    """The new state with the dtypes of the old; StateError where they do not correspond."""
+    if jax.tree.structure(new) != jax.tree.structure(old):
+        raise StateError(
+            wanted=f"a new state of the structure passed in, {jax.tree.structure(old)}",
+            got=f"{jax.tree.structure(new)}",
+            do="Pass the initial state to the workload, and return the same tree in LossOutput.state.",
+        )
+
+    def check(path, new_leaf, old_leaf):
+        new_leaf = jnp.asarray(new_leaf)
+        got, want = (f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in (new_leaf, old_leaf))
+        if got != want:
+            raise StateError(
+                wanted=f"{want} at {path_string(path, root='state')}",
+                got=got,
+                do="Keep the shape and dtype of the state that was passed in.",
+            )
+        return new_leaf
+
+    return jax.tree_util.tree_map_with_path(check, new, old)

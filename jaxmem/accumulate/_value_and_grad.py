@@ -1,0 +1,206 @@
+"""`value_and_grad` over micro-batches: one `lax.scan`, equal to the one-batch step."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem.accumulate import _reduce
+from jaxmem.accumulate._split import Split
+from jaxmem.accumulate._trace import TracedLoss, check_differentiable, check_weights
+from jaxmem.accumulate._weights import total_weights
+from jaxmem.config import float_dtype_name
+from jaxmem.errors import ConfigError, ObjectiveError
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """What one optimizer step needs to know of a batch.
+
+    Args:
+      value: the objective of the whole batch, float32 scalar (float64 if the loss is).
+      grads: its gradient, of the structure, shapes and dtypes of `params`.
+      metrics: name → value over the whole batch, each reduced by its kind.
+      state: model state after the batch.
+      weights: total weight of every `WeightedMean` term, in the order of the terms.
+      finite: whether `value` and all of `grads` are finite; costs nothing where it is not used under jit.
+    """
+
+    value: jax.Array
+    grads: Any
+    metrics: Any
+    state: Any
+    weights: tuple[jax.Array, ...]
+    finite: jax.Array
+
+
+def value_and_grad(
+    loss_fn: Callable,
+    num_micro_batches: int,
+    *,
+    accumulator_dtype: Any = jnp.float32,
+    batch_axes: Any = 0,
+    state_reduction: Any = "carry",
+    data_sharding: Any = None,
+    pad: Any = None,
+) -> Callable[..., Gradients]:
+    r"""The value and gradient of a loss over a batch, taken micro-batch by micro-batch.
+
+    For an objective of terms :math:`\sum_t f_t \frac{\sum_i T_{ti}}{\sum_i W_{ti}}` over micro-batches i,
+    the weights :math:`W_t` are summed first, then gradients of :math:`\sum_t f_t T_{ti} / W_t` are added up
+    in one `lax.scan`. So gradients equal the full batch's however unevenly valid tokens are spread.
+
+    Args:
+      loss_fn: `loss_fn(params, batch, *, rng, state)`, given only the keywords that it declares; returns
+        a scalar (mean over examples), a `WeightedMean`, a `Sum`, a sum of these, or a `LossOutput`.
+      num_micro_batches: K. Micro-batch i holds rows i, i + K, … (see `micro_batch`); its key is
+        `fold_in(rng, i)`. K = 1 is the plain step: the loss gets the batch and `rng` as they are.
+      accumulator_dtype: dtype in which gradients are summed; the sum is cast to the parameter's dtype once.
+      batch_axes: pytree prefix of the batch with each leaf's example axis; None passes a leaf whole.
+      state_reduction: pytree prefix of `state`: "carry" (micro-batch i + 1 sees what i returned), or, each
+        micro-batch seeing the initial state, "mean", "sum" (increments add up), "max" or "last".
+      data_sharding: reserved; anything but None is refused.
+      pad: pytree prefix of the batch with fill values, for a B that K does not divide. The objective must
+        be weighted, and the fill such that padded rows have weight 0, e.g. labels of -100.
+
+    Returns:
+      `fn(params, batch, *, rng=None, state=None, loss_scale=None) -> Gradients`. With `loss_scale` the
+      objective is multiplied by it before, and gradients divided by it after, differentiation.
+
+    Raises:
+      BatchError, IntegerParameterError, ObjectiveError, DifferentiableWeight, MetricError, StateError:
+        when `fn` is traced; each names the leaf.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxmem import WeightedMean, accumulate
+    >>> def loss(w, batch):
+    ...     return WeightedMean(jnp.sum(batch["mask"] * (batch["x"] * w) ** 2), jnp.sum(batch["mask"]))
+    >>> batch = {"x": jnp.arange(4.0), "mask": jnp.array([1, 0, 1, 1])}
+    >>> accumulate.value_and_grad(loss, 2)(jnp.float32(1.0), batch).grads  # 2 (0 + 4 + 9) / 3
+    Array(8.666667, dtype=float32)
+    """
+    if isinstance(num_micro_batches, bool) or int(num_micro_batches) != num_micro_batches or num_micro_batches < 1:
+        raise ConfigError(
+            wanted="num_micro_batches to be a whole number of at least 1",
+            got=repr(num_micro_batches),
+            do="Use 1 for no accumulation.",
+        )
+    if data_sharding is not None:
+        raise ConfigError(
+            wanted="data_sharding=None: this version of jaxmem does not accumulate per shard",
+            got=repr(data_sharding),
+            do="Leave data_sharding out; a sharded batch is still not moved.",
+        )
+    accumulator_dtype = jnp.dtype(float_dtype_name(accumulator_dtype, "accumulator_dtype"))
+
+    @functools.wraps(loss_fn, assigned=("__name__", "__qualname__", "__module__"), updated=())
+    def fn(params, batch, *, rng=None, state=None, loss_scale=None) -> Gradients:
+        check_differentiable(params)
+        split = Split.of(batch, num_micro_batches, batch_axes=batch_axes, pad=pad)
+        names = _reduce.state_reductions(state_reduction, state)
+        batch = split.pad(batch)
+        take = functools.partial(split.take_padded, batch)
+        key_of = _micro_key(rng, num_micro_batches)
+        traced = TracedLoss.of(loss_fn, params, take(0), key_of(0), state)
+        check_weights(traced)
+        if split.padded:
+            _check_paddable(traced)
+
+        if num_micro_batches == 1:
+            totals = None
+        else:
+            carried = jax.tree.map(lambda name: name == "carry", names)
+            totals = total_weights(traced, params, state, take, key_of, num_micro_batches, carried)
+
+        def objective(params, batch, key, state):
+            micro = traced(params, batch, key, state)
+            value = _combine(micro.terms, totals, num_micro_batches)
+            return value if loss_scale is None else value * loss_scale, (value, micro)
+
+        def gradient(index, state):
+            (_, (value, micro)), grads = jax.value_and_grad(objective, has_aux=True)(
+                params, take(index), key_of(index), state
+            )
+            return value, grads, micro
+
+        if num_micro_batches == 1:
+            value, grads, micro = gradient(0, state)
+            metrics, new_state = micro.metrics, micro.state
+            totals = [None if t.weight is None else t.weight.astype(jnp.float32) for t in micro.terms]
+        else:
+            value, grads, metrics, new_state = _scan(
+                gradient, params, state, names, traced.out_shapes, num_micro_batches, accumulator_dtype
+            )
+        if loss_scale is not None:
+            grads = jax.tree.map(lambda g: g / jnp.asarray(loss_scale, g.dtype), grads)
+        grads = jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), grads, params)
+        return Gradients(
+            value=value,
+            grads=grads,
+            metrics=_reduce.finish_metrics(metrics),
+            state=new_state,
+            weights=tuple(total for total in totals if total is not None),
+            finite=jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in (value, *jax.tree.leaves(grads))])),
+        )
+
+    return fn
+
+
+def _scan(gradient, params, state, names, shapes, num_micro_batches, accumulator_dtype):
+    """Adds up `gradient(index, state)` over micro-batches; accumulators are the scan's carry, updated in place."""
+
+    def zeros(leaf):
+        dtype = accumulator_dtype
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            dtype = jnp.promote_types(dtype, jnp.complex64)
+        # zeros_like keeps the leaf's sharding, and its varying axes under shard_map
+        return jnp.zeros_like(leaf, dtype=dtype)
+
+    def body(carry, index):
+        value, grads, metrics, accumulated = carry
+        new_value, new_grads, micro = gradient(index, _reduce.seen_state(state, accumulated, names))
+        grads = jax.tree.map(lambda acc, g: acc + g.astype(acc.dtype), grads, new_grads)
+        accumulated = _reduce.add_state(state, accumulated, micro.state, names, index == 0)
+        return (value + new_value, grads, _reduce.add_metrics(metrics, micro.metrics), accumulated), None
+
+    value_dtype = functools.reduce(jnp.promote_types, [t.total.dtype for t in shapes.terms], jnp.float32)
+    init = (
+        jnp.zeros((), value_dtype),
+        jax.tree.map(zeros, params),
+        _reduce.init_metrics(shapes.metrics),
+        _reduce.init_state(state, names),
+    )
+    (value, grads, metrics, accumulated), _ = jax.lax.scan(body, init, jnp.arange(num_micro_batches))
+    return value, grads, metrics, _reduce.finish_state(state, accumulated, names, num_micro_batches)
+
+
+def _combine(terms, totals, num_micro_batches: int):
+    """One micro-batch's share of the objective, in at least float32."""
+    value = 0.0
+    for i, term in enumerate(terms):
+        total = term.total.astype(_reduce.sum_dtype(term.total.dtype))
+        if term.rule == "weighted":
+            total = _reduce.mean(total, term.weight if totals is None else totals[i])
+        elif term.rule == "mean" and num_micro_batches > 1:
+            total = total / num_micro_batches
+        value = value + term.factor * total
+    return value
+
+
+def _micro_key(rng, num_micro_batches: int):
+    if rng is None or num_micro_batches == 1:
+        return lambda index: rng
+    return lambda index: jax.random.fold_in(rng, index)
+
+
+def _check_paddable(traced: TracedLoss) -> None:
+    if any(term.rule == "mean" for term in traced.out_shapes.terms):
+        raise ObjectiveError(
+            wanted="a weighted objective, since `pad` adds rows that must not count",
+            got="a bare scalar, whose mean would count the padded rows",
+            do="Return WeightedMean(total, weight) with weight 0 for padded rows.",
+        )
