@@ -101,18 +101,55 @@ class Workload:
                     )
 
     @classmethod
-    def from_linen(cls, module, loss_fn, batch, optimizer, *, rng=None, **kwargs) -> "Workload":
-        """A workload of a `flax.linen` module; see `jaxmem.linen_workload`."""
-        from jaxmem._flax import workload_from_linen
+    def from_linen(
+        cls, module, loss_fn, batch, optimizer, *, rng=None, rng_streams=("dropout",), **workload_fields
+    ) -> "Workload":
+        """A workload of a `flax.linen` module.
 
-        return workload_from_linen(cls, module, loss_fn, batch, optimizer, rng=rng, **kwargs)
+        Parameters are created by running the loss in init mode; every other collection that this makes
+        (`batch_stats`, …) becomes model state, mutable in every call and carried from micro-batch to micro-batch.
+
+        Args:
+          module: a linen module, or a function `memory -> module` that wraps its blocks with `memory.block`
+            and computes in `memory.compute_dtype`.
+          loss_fn: `loss_fn(model, batch, *, rng, memory)`, where `model` is the bound module: call it, or any of
+            its methods. Returns an objective or a `LossOutput` without state.
+          batch, optimizer, rng, **workload_fields: as in `Workload`.
+          rng_streams: names of the module's RNG streams. The first gets the micro-batch's key itself, the
+            others keys folded from it.
+
+        >>> import flax.linen as nn, jax.numpy as jnp, optax
+        >>> workload = Workload.from_linen(
+        ...     nn.Dense(1), lambda model, x: jnp.mean(model(x) ** 2), jnp.ones((8, 4)), optax.sgd(0.1)
+        ... )
+        """
+        from jaxmem._flax import linen_fields
+
+        fields = linen_fields(module, loss_fn, batch, tuple(rng_streams))
+        return cls(batch=batch, optimizer=optimizer, rng=rng, **fields, **workload_fields)
 
     @classmethod
-    def from_nnx(cls, model, loss_fn, batch, optimizer, *, wrt=None, **kwargs) -> "Workload":
-        """A workload of a `flax.nnx` model; see `jaxmem.nnx_workload`."""
-        from jaxmem._flax import workload_from_nnx
+    def from_nnx(cls, model, loss_fn, batch, optimizer, *, wrt=None, rng=None, **workload_fields) -> "Workload":
+        """A workload of a `flax.nnx` model.
 
-        return workload_from_nnx(cls, model, loss_fn, batch, optimizer, wrt=wrt, **kwargs)
+        The model is split into parameters and state (BatchNorm statistics, RNG keys and counts, …) and merged,
+        with copies, inside the transforms; the caller's object changes only in `step.update(model, state)`.
+
+        Args:
+          model: an nnx module, or a function `key -> module` (then nothing is allocated before `step.init`).
+          loss_fn: `loss_fn(model, batch, *, rng, memory)`. Returns an objective or a `LossOutput` without state.
+          batch, optimizer, rng, **workload_fields: as in `Workload`.
+          wrt: nnx filter of what is differentiated; `nnx.Param` unless given.
+
+        >>> import flax.nnx as nnx, jax.numpy as jnp, optax
+        >>> workload = Workload.from_nnx(
+        ...     nnx.Linear(4, 1, rngs=nnx.Rngs(0)), lambda model, x: jnp.mean(model(x) ** 2),
+        ...     jnp.ones((8, 4)), optax.sgd(0.1),
+        ... )  # fmt: skip
+        """
+        from jaxmem._flax import nnx_fields
+
+        return cls(batch=batch, optimizer=optimizer, rng=rng, **nnx_fields(model, loss_fn, wrt), **workload_fields)
 
 
 def is_array_like(leaf) -> bool:

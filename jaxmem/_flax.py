@@ -1,0 +1,103 @@
+"""Flax modules as the fields of a `Workload`: a pure loss, parameters and state."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem.config import Memory
+from jaxmem.errors import WorkloadError
+from jaxmem.objective import LossOutput
+from jaxmem.workload import call_loss, declares
+
+
+def linen_fields(module, loss_fn, batch, rng_streams: tuple[str, ...]) -> dict:
+    """`loss_fn`, `params` and `state` of a workload around a linen module."""
+    from flax import linen as nn
+
+    is_module = isinstance(module, nn.Module)
+    if not is_module and not (callable(module) and not isinstance(module, type)):
+        raise WorkloadError(
+            wanted="a flax.linen module, or a function memory -> module",
+            got=repr(module),
+            do="Instantiate the module, e.g. Workload.from_linen(MyModel(width=64), ...).",
+        )
+
+    def build(memory):
+        return module if is_module else module(memory)
+
+    def streams(key):
+        return {name: key if i == 0 else jax.random.fold_in(key, i) for i, name in enumerate(rng_streams)}
+
+    def init(key):
+        example = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if hasattr(x, "shape") else x, batch)
+        params_key, loss_key = jax.random.split(key)
+
+        def run(model, batch):
+            return call_loss(loss_fn, model, batch, rng=loss_key, memory=Memory())
+
+        return nn.init(run, build(Memory()))({"params": params_key, **streams(loss_key)}, example)
+
+    def loss(params, batch, *, rng, state, memory):
+        def run(model, batch):
+            return call_loss(loss_fn, model, batch, rng=rng, memory=memory)
+
+        apply = nn.apply(run, build(memory), mutable=list(state))
+        output, updated = apply({"params": params, **state}, batch, rngs=streams(rng))
+        return _with_state(output, {**state, **updated})
+
+    return {
+        "loss_fn": _declare_memory(loss, not is_module or declares(loss_fn, "memory")),
+        "params": lambda key: init(key)["params"],
+        "state": lambda key: {name: value for name, value in init(key).items() if name != "params"},
+    }
+
+
+def nnx_fields(model, loss_fn, wrt) -> dict:
+    """`loss_fn`, `params` and `state` of a workload around an nnx model."""
+    from flax import nnx
+
+    wrt = nnx.Param if wrt is None else wrt
+    if isinstance(model, nnx.Module):
+        graph, params, state = nnx.split(model, wrt, ...)
+    elif callable(model) and not isinstance(model, type):
+        graph, _, _ = nnx.split(nnx.eval_shape(model, jax.random.key(0)), wrt, ...)
+        params = lambda key: nnx.split(model(key), wrt, ...)[1]  # noqa: E731
+        state = lambda key: nnx.split(model(key), wrt, ...)[2]  # noqa: E731
+    else:
+        raise WorkloadError(
+            wanted="a flax.nnx module, or a function key -> module",
+            got=repr(model),
+            do="Instantiate the module, e.g. Workload.from_nnx(MyModel(rngs=nnx.Rngs(0)), ...).",
+        )
+
+    def loss(params, batch, *, rng, state, memory):
+        # Without copies, BatchNorm and Dropout would write to variables of an outer trace (TraceContextError).
+        model = nnx.merge(graph, params, state, copy=True)
+        output = call_loss(loss_fn, model, batch, rng=rng, memory=memory)
+        return _with_state(output, nnx.split(model, wrt, ...)[2])
+
+    return {"loss_fn": _declare_memory(loss, declares(loss_fn, "memory")), "params": params, "state": state}
+
+
+def _declare_memory(loss, uses_memory: bool):
+    """The loss as it is, or one that does not declare `memory`, for models that know nothing of it."""
+    if uses_memory:
+        return loss
+
+    def loss_without_memory(params, batch, *, rng, state):
+        return loss(params, batch, rng=rng, state=state, memory=Memory())
+
+    return loss_without_memory
+
+
+def _with_state(output, state) -> LossOutput:
+    if not isinstance(output, LossOutput):
+        return LossOutput(output, state=state)
+    if output.state is not None:
+        raise WorkloadError(
+            wanted="LossOutput(objective, metrics) from the loss of a Flax model, whose state is tracked for it",
+            got="a LossOutput with state",
+            do="Keep the state in the module's own variables.",
+        )
+    return dataclasses.replace(output, state=state)

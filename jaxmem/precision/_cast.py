@@ -1,0 +1,47 @@
+"""Casting at the boundary of a loss."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+
+def cast_floating(tree: Any, dtype: Any) -> Any:
+    """The pytree with its real floating leaves in `dtype`; integers, keys and complex numbers stay.
+
+    >>> import jax.numpy as jnp
+    >>> cast_floating({"x": jnp.ones(2), "n": jnp.arange(2)}, jnp.bfloat16)["x"].dtype
+    dtype(bfloat16)
+    """
+
+    def cast(leaf):
+        return leaf.astype(dtype) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
+
+    return jax.tree.map(lambda leaf: cast(jnp.asarray(leaf)), tree)
+
+
+def compute_in(loss_fn: Callable, dtype: Any) -> Callable:
+    """The loss with its parameters and batch cast to `dtype` on entry.
+
+    The cast is inside the differentiated function, so gradients come back in the dtype of the master
+    parameters. Model state keeps its dtype: running statistics need the wide one.
+    """
+
+    @functools.wraps(loss_fn)
+    def loss(params, batch, **keywords):
+        return loss_fn(cast_floating(params, dtype), cast_floating(batch, dtype), **keywords)
+
+    return loss
+
+
+def uses_dtype(jaxpr: jex.Jaxpr, dtype: Any) -> bool:
+    """Whether any equation of the jaxpr, at any depth, computes a value of `dtype`."""
+    for eqn in jaxpr.eqns:
+        if any(getattr(v.aval, "dtype", None) == dtype for v in eqn.outvars):
+            return True
+        if any(uses_dtype(inner, dtype) for inner in jex.jaxprs_in_params(eqn.params)):
+            return True
+    return False

@@ -1,0 +1,10 @@
+"""From a workload and a config to a jitted step, its state, and the loop."""
+
+from jaxmem.train._analysis import analyze as analyze
+from jaxmem.train._analysis import compare as compare
+from jaxmem.train._loop import train_loop as train_loop
+from jaxmem.train._state import TrainState as TrainState
+from jaxmem.train._step import TrainStep as TrainStep
+from jaxmem.train._step import make_train_step as make_train_step
+
+__all__ = ["TrainState", "TrainStep", "analyze", "compare", "make_train_step", "train_loop"]

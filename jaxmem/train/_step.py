@@ -1,0 +1,242 @@
+"""`make_train_step`: a workload and a config become one jitted, donated optimizer step."""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxmem import accumulate, precision, remat
+from jaxmem.config import Memory, MemoryConfig
+from jaxmem.errors import ConfigError, MetricError, PrecisionWithoutEffect, RematWithoutEffect, WorkloadError
+from jaxmem.train._state import TrainState
+from jaxmem.workload import Workload, declares, is_array_like, path_string, select_paths
+
+if TYPE_CHECKING:
+    from jaxmem.analysis import MemoryReport
+
+
+def make_train_step(
+    workload: Workload, config: MemoryConfig | None = None, *, mesh: Any = None, target: str | None = None
+) -> "TrainStep":
+    """One optimizer step of a workload: micro-batches, remat and precision as the config says.
+
+    Args:
+      workload: what is trained.
+      config: how; the default is the plain step.
+      mesh: reserved; anything but None is refused.
+      target: name of the chip that `step.report()` compiles for; None for the machine's own.
+
+    Raises:
+      ConfigError: for what this version does not act on; RematWithoutEffect: for a remat setting whose
+        loss declares no `memory`.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from jaxmem import MemoryConfig, Workload, make_train_step
+    >>> workload = Workload(lambda w, x: jnp.mean((x * w) ** 2), jnp.ones(()), jnp.ones(8), optax.sgd(0.1))
+    >>> step = make_train_step(workload, MemoryConfig(accumulation_steps=2))
+    >>> state, metrics = step(step.init(), workload.batch)
+    >>> float(metrics["loss"]), round(float(state.params), 6)
+    (1.0, 0.8)
+    """
+    if not isinstance(workload, Workload):
+        raise WorkloadError(
+            wanted="a jaxmem.Workload",
+            got=type(workload).__name__,
+            do="Make one with Workload(loss_fn, params, batch, optimizer), from_linen or from_nnx.",
+        )
+    config = MemoryConfig() if config is None else config
+    if not isinstance(config, MemoryConfig):
+        raise ConfigError(wanted="a jaxmem.MemoryConfig", got=repr(config), do="Pass MemoryConfig(...).")
+    if mesh is not None:
+        raise ConfigError(
+            wanted="mesh=None: this version of jaxmem builds steps for one device",
+            got=repr(mesh),
+            do="Leave mesh out.",
+        )
+    if config.remat != "none" and not declares(workload.loss_fn, "memory"):
+        raise RematWithoutEffect(
+            wanted=f"a loss that declares `memory` and marks its blocks, for remat={config.remat!r}",
+            got="a loss without it, so the setting has nowhere to apply",
+            do="Declare `memory` in the loss and wrap each repeated block with memory.block(...).",
+        )
+    return TrainStep(workload, config, target)
+
+
+class TrainStep:
+    """`step(state, batch) -> (state, metrics)`, jitted, with `state` donated; made by `make_train_step`."""
+
+    def __init__(self, workload: Workload, config: MemoryConfig, target: str | None):
+        self.workload, self.config, self.target = workload, config, target
+        self._jitted = jax.jit(self._step, donate_argnums=0, compiler_options=workload.compiler_options)
+
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        """One optimizer step on a batch; `state` is donated. Metrics hold "loss" and the loss's own."""
+        return self._jitted(state, batch)
+
+    def init(self, rng: Any = None) -> TrainState:
+        """A new state on the default device. Arrays of the workload are copied, since the step donates its state.
+
+        Args:
+          rng: PRNG key; the workload's own, else `jax.random.key(0)`, if not given.
+        """
+        for name in ("params", "state"):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(self.workload, name)):
+                if isinstance(leaf, jax.ShapeDtypeStruct):
+                    raise WorkloadError(
+                        wanted="arrays, or a function of a key that makes them, to train on",
+                        got=f"only a shape at {path_string(path, root=name)}",
+                        do="Give the workload real parameters; shapes are enough for analyze and compare.",
+                    )
+        # Inside jit, what a key creates is allocated once; what passes through is copied, so the caller keeps theirs.
+        return jax.jit(self._init)(self._given(), self._rng if rng is None else rng)
+
+    def lower(self) -> jax.stages.Lowered:
+        """The step lowered on an abstract state and the workload's example batch."""
+        return self._jitted.lower(self.abstract_state(), self.abstract_batch())
+
+    def compile(self) -> jax.stages.Compiled:
+        """The step compiled for this machine."""
+        return self.lower().compile()
+
+    def report(self) -> "MemoryReport":
+        """What the compiled step needs, on the step's target."""
+        from jaxmem.train._analysis import analyze
+
+        return analyze(self, target=self.target)
+
+    def update(self, model: Any, state: TrainState) -> None:
+        """Writes the parameters and state of a workload made by `from_nnx` back to an nnx model, copied."""
+        from flax import nnx
+
+        if not isinstance(state.params, nnx.State):
+            raise WorkloadError(
+                wanted="a step whose workload was made by Workload.from_nnx",
+                got=f"parameters of type {type(state.params).__name__}",
+                do="Read state.params instead.",
+            )
+        nnx.update(model, *jax.tree.map(jnp.copy, (state.params, state.state)))
+
+    def abstract_state(self) -> TrainState:
+        """Shapes and dtypes of the state that `init` makes."""
+        return jax.eval_shape(self._init, self._given(), self._rng)
+
+    def abstract_batch(self) -> Any:
+        """Shapes and dtypes of the example batch."""
+        return jax.eval_shape(lambda batch: batch, self.workload.batch)
+
+    # -- tracing ---------------------------------------------------------------------------------
+
+    @property
+    def _rng(self):
+        return jax.random.key(0) if self.workload.rng is None else self.workload.rng
+
+    def _given(self):
+        """The workload's parameters and state, None where a key creates them."""
+        return [None if callable(tree) else tree for tree in (self.workload.params, self.workload.state)]
+
+    def _init(self, given, rng) -> TrainState:
+        key = jax.random.fold_in(rng, jnp.uint32(2**32 - 1))  # no window has this index
+        params, state = (
+            create(key) if callable(create) else jax.tree.map(jnp.asarray, tree)
+            for create, tree in zip((self.workload.params, self.workload.state), given, strict=True)
+        )
+        if self.config.dtypes.params is not None:
+            params = precision.cast_floating(params, self.config.dtypes.params)
+        trainable, _ = self._partition(params)
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            window=jnp.zeros((), jnp.int32),
+            skipped=jnp.zeros((), jnp.int32),
+            last_finite=jnp.ones((), jnp.bool_),
+            params=params,
+            opt_state=self.workload.optimizer.init(trainable),
+            state=state,
+            loss_scale=None,
+            rng=rng,
+        )
+
+    def _step(self, state: TrainState, batch):
+        trainable, frozen = self._partition(state.params)
+        self._check_precision(state, batch)
+        out = accumulate.value_and_grad(
+            self.loss(frozen),
+            self.config.accumulation_steps,
+            accumulator_dtype=self.config.dtypes.accumulator,
+            batch_axes=self.workload.batch_axes,
+        )(trainable, batch, rng=jax.random.fold_in(state.rng, state.window), state=state.state)
+        updates, opt_state = self.workload.optimizer.update(out.grads, state.opt_state, trainable)
+        new = TrainState(
+            step=state.step + 1,
+            window=state.window + 1,
+            skipped=state.skipped,
+            last_finite=jnp.isfinite(out.value),
+            params=_merge(optax.apply_updates(trainable, updates), frozen),
+            opt_state=opt_state,
+            state=out.state,
+            loss_scale=None,
+            rng=state.rng,
+        )
+        metrics = dict(out.metrics)
+        if "loss" in metrics:
+            raise MetricError(
+                wanted="metrics named otherwise than 'loss', which holds the objective",
+                got="a metric named 'loss'",
+                do="Rename it.",
+            )
+        return new, {"loss": out.value, **metrics}
+
+    def loss(self, frozen=None):
+        """The loss as the step differentiates it: `(trainable, batch, *, rng, state)`, config applied."""
+        loss_fn, compute = self.workload.loss_fn, jnp.dtype(self.config.dtypes.compute)
+        if declares(loss_fn, "memory"):
+            memory = Memory(remat=self.config.remat, compute_dtype=compute, checkpoint=remat.checkpoint)
+            loss_fn = functools.partial(loss_fn, memory=memory)
+        elif compute != jnp.float32:
+            loss_fn = precision.compute_in(loss_fn, compute)
+
+        def loss(trainable, batch, **keywords):
+            keywords = {k: v for k, v in keywords.items() if declares(loss_fn, k)}
+            return loss_fn(_merge(trainable, frozen), batch, **keywords)
+
+        return loss
+
+    def _check_precision(self, state, batch) -> None:
+        """A loss that declares `memory` casts by itself: PrecisionWithoutEffect if nothing in it has the dtype."""
+        dtype = jnp.dtype(self.config.dtypes.compute)
+        if not declares(self.workload.loss_fn, "memory") or dtype == jnp.float32:
+            return
+        loss = lambda params, batch, rng, state: self.loss()(params, batch, rng=rng, state=state)  # noqa: E731
+        jaxpr = jax.make_jaxpr(loss)(state.params, batch, state.rng, state.state)
+        if not precision.uses_dtype(jaxpr.jaxpr, dtype):
+            raise PrecisionWithoutEffect(
+                wanted=f"a loss that computes in memory.compute_dtype ({dtype})",
+                got="a loss that declares `memory` but has no value of that dtype",
+                do="Pass dtype=memory.compute_dtype to the model's layers, or cast the parameters in the loss.",
+            )
+
+    def _partition(self, params):
+        """Trainable and frozen parameters, each with None where the other has a leaf."""
+        chosen = select_paths(params, self.workload.trainable)
+        if not any(jax.tree.leaves(chosen)):
+            raise WorkloadError(
+                wanted="`trainable` to pick at least one parameter",
+                got="none" if jax.tree.leaves(params) else "a workload without parameters",
+                do=f"Its paths are, for example: {', '.join(_some_paths(params)) or '-'}.",
+            )
+        trainable = jax.tree.map(lambda leaf, yes: leaf if yes else None, params, chosen)
+        frozen = jax.tree.map(lambda leaf, yes: None if yes else leaf, params, chosen)
+        return trainable, frozen
+
+
+def _merge(trainable, frozen):
+    if frozen is None:
+        return trainable
+    return jax.tree.map(
+        lambda a, b: b if a is None else a, trainable, frozen, is_leaf=lambda x: x is None
+    )
+
+
+def _some_paths(params) -> list[str]:
+    return [path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)][:3]
