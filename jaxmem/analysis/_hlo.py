@@ -8,7 +8,8 @@ import functools
 import re
 from typing import NamedTuple
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .*)?\{")
+# The line ends with its brace: the tables of source locations above the computations do not.
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .*)?\{$")
 # The type is one token, or a parenthesised tuple that ends before " opcode(".
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?(\S+) = (\(.*?\)|\S+) ([a-z][a-z0-9\-]*)\((.*)$")
 _SHAPE = re.compile(r"^[a-z]\w*\[([\d,<=]*)\]")

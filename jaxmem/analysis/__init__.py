@@ -1,0 +1,15 @@
+"""What a compiled program needs: bytes, FLOPs, whether it fits, and what these numbers do not show."""
+
+from jaxmem.analysis._analyze import analyze as analyze
+from jaxmem.analysis._build import analyze_program as analyze_program
+from jaxmem.analysis._compare import Comparison as Comparison
+from jaxmem.analysis._compare import compare as compare
+from jaxmem.analysis._hlo_flops import HloFlops as HloFlops
+from jaxmem.analysis._hlo_flops import hlo_flops as hlo_flops
+from jaxmem.analysis._jaxpr_flops import JaxprFlops as JaxprFlops
+from jaxmem.analysis._jaxpr_flops import jaxpr_flops as jaxpr_flops
+from jaxmem.analysis._program import Program as Program
+from jaxmem.analysis._program import as_program as as_program
+from jaxmem.analysis._report import MemoryReport as MemoryReport
+from jaxmem.analysis._units import format_bytes as format_bytes
+from jaxmem.analysis._units import format_flops as format_flops

@@ -1,0 +1,111 @@
+"""`analyze`: what a function, a lowered or a compiled program needs."""
+
+import functools
+
+import jax
+
+from jaxmem.analysis._build import analyze_program, build_report, compile_for
+from jaxmem.analysis._program import Program, function_program
+from jaxmem.analysis._report import MemoryReport
+from jaxmem.errors import InputError
+from jaxmem.targets import Target, resolve_target
+
+
+@functools.singledispatch
+def analyze(
+    fn,
+    *args,
+    target: str | Target | None = None,
+    donate_argnums=(),
+    static_argnames=(),
+    in_shardings=None,
+    arg_kinds=None,
+) -> MemoryReport:
+    """What `fn(*args)` needs when compiled for `target`. Nothing is run and no argument is allocated.
+
+    Args:
+      fn: a function or a jitted one; also a `Program`, a `jax.stages.Lowered` or a
+        `jax.stages.Compiled` (then without `args`), and whatever other packages register.
+      *args: arrays or `jax.ShapeDtypeStruct`, static arguments by value.
+      target: "local" (None), "cpu" or a `Target`. A compiled program has its own.
+      donate_argnums, static_argnames, in_shardings: as for `jax.jit`.
+      arg_kinds: reserved; anything but None is refused.
+
+    Raises:
+      InputError: on something that cannot be analysed, or on arguments that do not fit it.
+      UnknownTargetError: a target that this version cannot compile for.
+
+    >>> import jax, jax.numpy as jnp
+    >>> x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    >>> report = analyze(jnp.dot, x, x, target="cpu")
+    >>> report.argument_bytes, report.output_bytes, report.forward_flops == report.flops == 2 * 256**3
+    (524288, 262144, True)
+    """
+    if arg_kinds is not None:
+        raise InputError(
+            wanted="arg_kinds=None: this version of jaxmem does not attribute bytes to kinds",
+            got=repr(arg_kinds),
+            do="Leave arg_kinds out.",
+        )
+    options = {"donate_argnums": donate_argnums, "static_argnames": static_argnames, "in_shardings": in_shardings}
+    # Wrappers and stand-ins of JAX's stages are known by what they can do.
+    for method, report in (("memory_analysis", _report_compiled), ("compile", _report_lowered)):
+        if callable(getattr(fn, method, None)) and not hasattr(fn, "trace"):
+            _refuse_arguments(fn, args, options)
+            return report(fn, target)
+    if not callable(fn):
+        raise InputError(
+            wanted="a function, a Program, or what jax.jit(...).lower(...) or .compile() returns",
+            got=f"a {type(fn).__name__}",
+            do="Call analyze(fn, *args) with a function of arrays.",
+        )
+    resolved = resolve_target(target)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return analyze_program(function_program(fn, *args, name=name, target=resolved, **options), resolved)
+
+
+@analyze.register
+def _(program: Program, *, target: str | Target | None = None) -> MemoryReport:
+    return analyze_program(program, resolve_target(target))
+
+
+def analyze_variant(variant, *, name: str, target: Target) -> MemoryReport:
+    """The report of what `as_program` returned."""
+    if isinstance(variant, Program):
+        return analyze_program(variant, target)
+    if isinstance(variant, jax.stages.Lowered):
+        return build_report(compile_for(variant, target), name=name, target=target)
+    return build_report(variant, name=name, target=target)
+
+
+def _report_lowered(lowered, target) -> MemoryReport:
+    resolved = resolve_target(target)
+    return build_report(compile_for(lowered, resolved), name=_module_name(lowered), target=resolved)
+
+
+def _report_compiled(compiled, target) -> MemoryReport:
+    if target is not None:
+        raise InputError(
+            wanted="target=None for a program that is compiled already",
+            got=repr(target),
+            do="Pass the function and its arguments to compile it for another target.",
+        )
+    local = resolve_target("local")
+    # With which options it was compiled is not known: the target's notes do not apply.
+    target = Target(name=local.name, platform=local.platform, memory_bytes=local.memory_bytes)
+    return build_report(compiled, name=_module_name(compiled), target=target)
+
+
+def _module_name(stage) -> str:
+    return str(getattr(stage, "fun_name", None) or "program")
+
+
+def _refuse_arguments(stage, args, options) -> None:
+    given = [f"{len(args)} argument(s)"] if args else []
+    given += [name for name, value in options.items() if value not in ((), None)]
+    if given:
+        raise InputError(
+            wanted=f"no arguments or jit options beside a {type(stage).__name__}, which has its own",
+            got=", ".join(given),
+            do="Leave them out, or pass the function instead.",
+        )

@@ -1,0 +1,123 @@
+"""`compare`: several variants of one program, row by row."""
+
+import dataclasses
+import json
+import platform
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jaxlib.version
+
+from jaxmem.analysis._analyze import analyze_variant
+from jaxmem.analysis._program import Program, as_program
+from jaxmem.analysis._report import MemoryReport
+from jaxmem.errors import InputError, RematWithoutEffect
+from jaxmem.targets import Target, resolve_target
+
+Progress = Callable[[str, str], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Reports of several variants compiled for one target.
+
+    Args:
+      rows: one report a variant, in the order asked.
+      target: name of the target.
+      provenance: where the bytes are from.
+      versions: (package, version) pairs.
+    """
+
+    rows: tuple[MemoryReport, ...]
+    target: str
+    provenance: str = "compiled"
+    versions: tuple[tuple[str, str], ...] = ()
+
+    def __getitem__(self, name: str) -> MemoryReport:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """`{"rows": [...], "target": ..., "provenance": ..., "versions": {...}}`."""
+        return {
+            "rows": [row.to_dict() for row in self.rows],
+            "target": self.target,
+            "provenance": self.provenance,
+            "versions": dict(self.versions),
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        return "\n".join(str(row) for row in self.rows)
+
+
+def compare(
+    variants: Mapping[str, Any],
+    *args,
+    target: str | Target | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compiles each variant for one target and puts the reports side by side.
+
+    Every variant is traced, and its remat setting checked, before the first is compiled.
+
+    Args:
+      variants: name → function of `args`; or a `Program`, a lowered or compiled program (then without
+        `args`); or what other packages register, such as a `MemoryConfig` with a workload as `args`.
+      *args: arrays or `jax.ShapeDtypeStruct` that all variants are given.
+      target: "local" (None), "cpu" or a `Target`.
+      progress: called with a variant's name and "tracing", "compiling" or "done".
+
+    Raises:
+      RematWithoutEffect: a remat setting that leaves the residuals unchanged.
+      InputError: no variants, or one that cannot be analysed.
+
+    >>> import jax, jax.numpy as jnp
+    >>> def loss(w, x):
+    ...     return jnp.sum(jnp.tanh(x @ w) @ w)
+    >>> shapes = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 2
+    >>> table = compare({"loss": loss, "gradient": jax.grad(loss)}, *shapes, target="cpu")
+    >>> [row.name for row in table.rows], table["gradient"].flops > table["loss"].flops
+    (['loss', 'gradient'], True)
+    """
+    if not isinstance(variants, Mapping) or not variants or not all(isinstance(name, str) for name in variants):
+        raise InputError(
+            wanted="a mapping from names to at least one variant",
+            got=f"{type(variants).__name__} {variants!r}"[:200],
+            do="Pass for example {'none': loss, 'full': jax.checkpoint(loss)}.",
+        )
+    resolved = resolve_target(target)
+    tell = progress or (lambda name, stage: None)
+    prepared = {}
+    for name, variant in variants.items():
+        tell(name, "tracing")
+        program = as_program(variant, *args, name=name, target=resolved)
+        if isinstance(program, Program):
+            program = program.resolved()
+            check_remat_effect(program)
+        prepared[name] = program
+    rows = []
+    for name, program in prepared.items():
+        tell(name, "compiling")
+        rows.append(analyze_variant(program, name=name, target=resolved))
+        tell(name, "done")
+    versions = (("jax", jax.__version__), ("jaxlib", jaxlib.version.__version__), ("python", platform.python_version()))
+    return Comparison(rows=tuple(rows), target=resolved.name, versions=versions)
+
+
+def check_remat_effect(program: Program) -> None:
+    """RematWithoutEffect where a resolved program's remat setting keeps what the plain step keeps."""
+    saved, plain = program.saved_residual_bytes, program.plain_residual_bytes
+    if program.remat == "none" or saved is None or plain is None or saved != plain:
+        return
+    raise RematWithoutEffect(
+        wanted=f"remat={program.remat!r} to change what {program.name!r} keeps for its backward pass",
+        got=f"{saved} bytes of residuals with and without it",
+        do="Mark each repeated block, not the whole loss: block = memory.block(block).",
+    )

@@ -1,0 +1,254 @@
+"""Counts the matrix-product and convolution FLOPs of a compiled module, loops multiplied out.
+
+The compiler's own `cost_analysis` counts a loop body once, and is missing on some backends.
+"""
+
+import collections
+import dataclasses
+import re
+
+from jaxmem.analysis._hlo import Computation, Instruction, Module, parse_hlo
+from jaxmem.analysis._matmul import WindowDimension, convolution_flops, dot_flops
+
+# JAX puts this scope on what a checkpoint computes a second time.
+REMAT_SCOPE = "rematted_computation"
+# And this one on everything that the backward pass computes.
+BACKWARD_SCOPE = "transpose("
+
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_GEMM_CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
+_GEMM_TARGETS = ("__cublas$", "__triton_gemm")
+_CONV_TARGETS = ("__cudnn$convForward", "__cudnn$convBiasActivationForward", "__cudnn$convForwardGraph")
+_CONV_INPUT_GRADIENT = "__cudnn$convBackwardInput"
+_CONV_KERNEL_GRADIENT = "__cudnn$convBackwardFilter"
+# Custom calls that multiply no matrices.
+_NO_MATMUL = re.compile(
+    r"sharding|shape$|placement|moveto|callback|threefry|topk|allocatebuffer|padtostatic|slicetodynamic"
+    r"|barrier|assume|print|infeed|outfeed|sort|layout|pin$",
+    re.IGNORECASE,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HloFlops:
+    """What a module computes in dots and convolutions, per device.
+
+    Args:
+      flops: all of them.
+      forward_flops: those outside the backward pass.
+      recompute_flops: those that JAX labels as recomputed by a checkpoint. Where the compiler merged a
+        recomputation with its first computation, the survivor may carry either label.
+      notes: sentences on what could not be counted exactly.
+    """
+
+    flops: int
+    forward_flops: int
+    recompute_flops: int
+    notes: tuple[str, ...] = ()
+
+
+def hlo_flops(text: str) -> HloFlops:
+    """FLOPs of the optimised HLO in `text` (`Compiled.as_text()`); a pure function, linear in its length.
+
+    Of a conditional the costliest branch counts. A loop whose trip count neither the compiler nor its
+    condition tells counts once. Both are said in `notes`, as are custom calls that are not counted.
+
+    Raises:
+      ValueError: the text has no entry computation.
+    """
+    module = parse_hlo(text)
+    if module.entry is None:
+        raise ValueError("HLO text without an ENTRY computation")
+    counter = _Counter(module)
+    total = counter.computation(module.entry)
+    return HloFlops(flops=total.all, forward_flops=total.forward, recompute_flops=total.remat, notes=counter.notes())
+
+
+@dataclasses.dataclass(slots=True)
+class _Cost:
+    all: int = 0
+    forward: int = 0
+    remat: int = 0
+
+    def add(self, other: "_Cost", times: int = 1) -> None:
+        self.all += other.all * times
+        self.forward += other.forward * times
+        self.remat += other.remat * times
+
+
+class _Counter:
+    """One walk over a module; each computation is costed once, however often it is called."""
+
+    def __init__(self, module: Module):
+        self.module = module
+        self.costs: dict[str, _Cost] = {}
+        self.custom_calls: collections.Counter[str] = collections.Counter()
+        self.unknown_loops = self.conditionals = 0
+
+    def notes(self) -> tuple[str, ...]:
+        notes = []
+        if self.custom_calls:
+            names = ", ".join(f"{name} ({n}x)" for name, n in sorted(self.custom_calls.items()))
+            notes.append(f"FLOPs inside custom calls are not counted: {names}.")
+        if self.unknown_loops:
+            notes.append(f"{self.unknown_loops} loop(s) with an unknown trip count: compiled FLOPs count them once.")
+        if self.conditionals:
+            notes.append(f"{self.conditionals} conditional(s): compiled FLOPs take the costliest branch.")
+        return tuple(notes)
+
+    def computation(self, name: str) -> _Cost:
+        known = self.costs.get(name)
+        if known is not None:
+            return known
+        total = self.costs[name] = _Cost()
+        computation = self.module.computations.get(name)
+        for instruction in computation.instructions.values() if computation else ():
+            visit = _VISITS.get(instruction.opcode)
+            if visit is not None:
+                total.add(visit(self, computation, instruction))
+        return total
+
+    def called(self, _: Computation, instruction: Instruction) -> _Cost:
+        name = instruction.attribute("calls") or instruction.attribute("to_apply")
+        return self.computation(name) if name else _Cost()
+
+    def loop(self, _: Computation, instruction: Instruction) -> _Cost:
+        known = _TRIP_COUNT.search(instruction.rest)
+        condition, body = instruction.attribute("condition"), instruction.attribute("body")
+        trips = int(known.group(1)) if known else _trip_count(self.module, condition)
+        once = _Cost()
+        for name in (condition, body):
+            if name:
+                once.add(self.computation(name))
+        if trips is None:
+            self.unknown_loops += once.all > 0
+            return once
+        total = _Cost()
+        total.add(once, trips)
+        return total
+
+    def conditional(self, _: Computation, instruction: Instruction) -> _Cost:
+        names = (instruction.attribute("branch_computations") or "").split(",")
+        names += [instruction.attribute(f"{side}_computation") or "" for side in ("true", "false")]
+        branches = [self.computation(name.strip().lstrip("%")) for name in names if name.strip()]
+        self.conditionals += any(branch.all for branch in branches)
+        return max(branches, key=lambda branch: branch.all, default=_Cost())
+
+    def dot(self, computation: Computation, instruction: Instruction) -> _Cost:
+        lhs = self.shape(computation, instruction, 0)
+        return _labelled(instruction, dot_flops(instruction.shape, lhs, instruction.numbers("lhs_contracting_dims")))
+
+    def convolution(self, computation: Computation, instruction: Instruction) -> _Cost:
+        shapes = (self.shape(computation, instruction, 0), self.shape(computation, instruction, 1), instruction.shape)
+        return _labelled(instruction, _convolution(instruction, *shapes))
+
+    def custom_call(self, computation: Computation, instruction: Instruction) -> _Cost:
+        target = instruction.attribute("custom_call_target") or ""
+        operands = [self.shape(computation, instruction, i) for i in range(2)]
+        result = instruction.shape
+        if target.startswith(_GEMM_TARGETS):
+            contracting = _GEMM_CONTRACTING.search(instruction.rest)
+            if contracting:
+                dims = [int(d) for d in re.findall(r"\d+", contracting.group(1))]
+                return _labelled(instruction, dot_flops(result, operands[0], dims))
+        # The labels of a gradient call are those of the forward convolution.
+        if target in _CONV_TARGETS:
+            return _labelled(instruction, _convolution(instruction, operands[0], operands[1], result))
+        if target == _CONV_INPUT_GRADIENT:
+            return _labelled(instruction, _convolution(instruction, result, operands[1], operands[0]))
+        if target == _CONV_KERNEL_GRADIENT:
+            return _labelled(instruction, _convolution(instruction, operands[0], result, operands[1]))
+        inside = _Cost()
+        for name in (instruction.attribute("called_computations") or "").split(","):
+            inside.add(self.computation(name.strip().lstrip("%")))
+        if not inside.all and not _NO_MATMUL.search(target):
+            self.custom_calls[target] += 1
+        return inside
+
+    def shape(self, computation: Computation, instruction: Instruction, index: int) -> tuple[int, ...]:
+        operands = instruction.operands
+        if index >= len(operands):
+            return ()
+        operand = computation.instructions.get(operands[index])
+        return operand.shape if operand else ()
+
+
+_VISITS = {
+    "dot": _Counter.dot,
+    "convolution": _Counter.convolution,
+    "custom-call": _Counter.custom_call,
+    "fusion": _Counter.called,
+    "call": _Counter.called,
+    "async-start": _Counter.called,
+    "while": _Counter.loop,
+    "conditional": _Counter.conditional,
+}
+
+
+def _labelled(instruction: Instruction, flops: int) -> _Cost:
+    scope = instruction.op_name
+    if REMAT_SCOPE in scope:
+        return _Cost(flops, remat=flops)
+    return _Cost(flops, forward=0 if BACKWARD_SCOPE in scope else flops)
+
+
+def _convolution(instruction: Instruction, lhs, rhs, out) -> int:
+    labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attribute("dim_labels") or "")
+    if not labels or not (len(lhs) == len(rhs) == len(out) == len(labels.group(1))):
+        return 0
+    lhs_labels, rhs_labels, out_labels = labels.groups()
+    window = _window(instruction.attribute("window") or "")
+    spatial = [label for label in out_labels if label.isdigit()]
+    dimensions = [
+        WindowDimension(
+            input=lhs[lhs_labels.index(label)],
+            kernel=rhs[rhs_labels.index(label)],
+            output=out[out_labels.index(label)],
+            **{key: values[int(label)] for key, values in window.items()},
+        )
+        for label in spatial
+    ]
+    return convolution_flops(
+        batch=lhs[lhs_labels.index("b")],
+        kernel_input_features=rhs[rhs_labels.index("i")],
+        output_features=out[out_labels.index("f")],
+        window=dimensions,
+        batch_groups=int(instruction.attribute("batch_group_count") or 1),
+    )
+
+
+def _window(text: str) -> dict[str, list[int]]:
+    """`size=3x3 stride=2x2 pad=0_1x0_1` as keyword lists of `WindowDimension`."""
+    names = {"stride": "stride", "pad": "pad", "lhs_dilate": "lhs_dilation", "rhs_dilate": "kernel_dilation"}
+    fields = dict(field.split("=", 1) for field in text.split())
+    # Only the padding below matters: the output size already says where the window stops.
+    return {
+        names[key]: [int(part.split("_")[0]) for part in value.split("x")]
+        for key, value in fields.items()
+        if key in names
+    }
+
+
+def _trip_count(module: Module, condition: str | None) -> int | None:
+    """Trips of a loop that counts from 0 by 1, from the constant that its condition compares with."""
+    computation = module.computations.get(condition or "")
+    root = computation.root if computation else None
+    if computation is None or root is None:
+        return None
+    compare, arguments = root, [computation.instructions.get(name) for name in root.operands]
+    if root.opcode == "fusion":
+        fused = module.computations.get(root.attribute("calls") or "")
+        compare = fused.root if fused else None
+        if fused is None or compare is None:
+            return None
+        inner = [fused.instructions.get(name) for name in compare.operands]
+        arguments = [
+            arguments[int(i.literal)] if i and i.opcode == "parameter" and i.literal.isdigit() else i for i in inner
+        ]
+    if compare.opcode != "compare" or compare.attribute("direction") not in ("LT", "GT"):
+        return None
+    # LT compares the counter with the bound, GT the bound with the counter.
+    bound = arguments[1 if compare.attribute("direction") == "LT" else 0] if len(arguments) == 2 else None
+    if bound is None or bound.opcode != "constant" or not bound.literal.isdigit():
+        return None
+    return int(bound.literal)

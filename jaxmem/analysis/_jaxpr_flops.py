@@ -1,0 +1,149 @@
+"""Counts the matrix-product and convolution FLOPs that a traced function asks for, loops multiplied out."""
+
+import collections
+import dataclasses
+
+from jax.extend import core
+
+from jaxmem.analysis._hlo_flops import BACKWARD_SCOPE, REMAT_SCOPE
+from jaxmem.analysis._matmul import WindowDimension, convolution_flops, dot_flops
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JaxprFlops:
+    """What a jaxpr asks for in dots and convolutions, over all devices.
+
+    Args:
+      forward: outside the backward pass.
+      backward: inside it, without what is recomputed.
+      recompute: what checkpoints compute a second time.
+      notes: sentences on what could not be counted exactly.
+    """
+
+    forward: int
+    backward: int
+    recompute: int
+    notes: tuple[str, ...] = ()
+
+
+def jaxpr_flops(jaxpr: "core.ClosedJaxpr | core.Jaxpr") -> JaxprFlops:
+    """FLOPs of a (closed) jaxpr, by the pass that they belong to.
+
+    A `while` body counts once and a `cond` counts its costliest branch: both are said in `notes`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> jaxpr_flops(jax.make_jaxpr(jnp.dot)(jnp.ones((8, 4)), jnp.ones((4, 2)))).forward
+    128
+    """
+    counter = _Counter()
+    total = counter.jaxpr(getattr(jaxpr, "jaxpr", jaxpr), "forward")
+    return JaxprFlops(
+        forward=total["forward"], backward=total["backward"], recompute=total["recompute"], notes=counter.notes()
+    )
+
+
+class _Counter:
+    def __init__(self):
+        self.known: dict[tuple[int, str], collections.Counter[str]] = {}
+        self.loops = self.branches = 0
+        self.kernels: set[str] = set()
+
+    def notes(self) -> tuple[str, ...]:
+        notes = []
+        if self.loops:
+            notes.append(f"{self.loops} while loop(s) of unknown length: modelled FLOPs count the body once.")
+        if self.branches:
+            notes.append(f"{self.branches} conditional(s): modelled FLOPs take the costliest branch.")
+        if self.kernels:
+            notes.append(f"Modelled FLOPs leave out custom kernels: {', '.join(sorted(self.kernels))}.")
+        return tuple(notes)
+
+    def jaxpr(self, jaxpr: core.Jaxpr, part: str) -> collections.Counter[str]:
+        known = self.known.get((id(jaxpr), part))
+        if known is None:
+            known = collections.Counter()
+            for eqn in jaxpr.eqns:
+                known.update(self.equation(eqn, _part(str(eqn.source_info.name_stack), part)))
+            self.known[id(jaxpr), part] = known
+        return known
+
+    def equation(self, eqn, part: str) -> collections.Counter[str]:
+        name = eqn.primitive.name
+        if name in _LEAVES:
+            return collections.Counter({part: _LEAVES[name](eqn)})
+        inner = [self.jaxpr(j, part) for j in _sub_jaxprs(eqn)]
+        if not inner:
+            return collections.Counter()
+        if name == "cond":
+            self.branches += any(sum(branch.values()) for branch in inner)
+            return max(inner, key=lambda branch: sum(branch.values()))
+        total = collections.Counter()
+        for counts in inner:
+            total.update(counts)
+        times = 1
+        if name == "scan":
+            times = eqn.params["length"]
+        elif name == "shard_map":
+            times = eqn.params["mesh"].size
+        elif name == "while":
+            self.loops += sum(total.values()) > 0
+        elif name == "pallas_call":
+            self.kernels.add(str(eqn.params.get("name") or name))
+            return collections.Counter()  # its grid is not a loop of the jaxpr
+        return collections.Counter({key: value * times for key, value in total.items()})
+
+
+def _part(scope: str, outer: str) -> str:
+    if outer == "recompute" or REMAT_SCOPE in scope:
+        return "recompute"
+    return "backward" if BACKWARD_SCOPE in scope else outer
+
+
+def _sub_jaxprs(eqn):
+    for value in eqn.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, core.ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, core.Jaxpr):
+                yield item
+
+
+def _dot(eqn) -> int:
+    (lhs_contracting, _), _ = eqn.params["dimension_numbers"]
+    return dot_flops(eqn.outvars[0].aval.shape, eqn.invars[0].aval.shape, lhs_contracting)
+
+
+def _ragged_dot(eqn) -> int:
+    # Each row meets the matrix of its own group only.
+    numbers = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    (lhs_contracting, _), _ = numbers
+    return dot_flops(eqn.outvars[0].aval.shape, eqn.invars[0].aval.shape, lhs_contracting)
+
+
+def _convolution(eqn) -> int:
+    lhs, rhs, out = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
+    numbers = eqn.params["dimension_numbers"]
+    (batch, _, *lhs_spatial), (_, input_features, *rhs_spatial) = numbers.lhs_spec, numbers.rhs_spec
+    _, output_features, *out_spatial = numbers.out_spec
+    window = [
+        WindowDimension(
+            input=lhs[lhs_spatial[i]],
+            kernel=rhs[rhs_spatial[i]],
+            output=out[out_spatial[i]],
+            stride=eqn.params["window_strides"][i],
+            pad=eqn.params["padding"][i][0],
+            lhs_dilation=eqn.params["lhs_dilation"][i],
+            kernel_dilation=eqn.params["rhs_dilation"][i],
+        )
+        for i in range(len(lhs_spatial))
+    ]
+    return convolution_flops(
+        batch=lhs[batch],
+        kernel_input_features=rhs[input_features],
+        output_features=out[output_features],
+        window=window,
+        batch_groups=eqn.params["batch_group_count"],
+    )
+
+
+_LEAVES = {"dot_general": _dot, "conv_general_dilated": _convolution, "ragged_dot_general": _ragged_dot}

@@ -1,0 +1,138 @@
+"""What is handed to the analysis: a way to lower a program, and what is known before compiling it."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from jaxmem.analysis._jaxpr_flops import JaxprFlops, jaxpr_flops
+from jaxmem.errors import InputError
+from jaxmem.targets import Target, on_target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Program:
+    """A program to be analysed. Values that cost work may be functions, called when needed.
+
+    Args:
+      name: for the report.
+      lower: makes the `jax.stages.Lowered`; called once, with the target's platform as default.
+      compiler_options: XLA options; they win over the target's own.
+      modelled_flops: `jaxpr_flops` of the program's jaxpr, or a function that computes it.
+      saved_residual_bytes: residuals of one micro-batch as configured.
+      plain_residual_bytes: the same with remat "none": `compare` refuses a remat setting for which
+        the two are equal.
+      remat: name of the rematerialisation setting.
+      notes: sentences for the report's warnings.
+    """
+
+    name: str
+    lower: Callable[[], jax.stages.Lowered]
+    compiler_options: Mapping[str, Any] | None = None
+    modelled_flops: JaxprFlops | Callable[[], JaxprFlops | None] | None = None
+    saved_residual_bytes: int | Callable[[], int | None] | None = None
+    plain_residual_bytes: int | Callable[[], int | None] | None = None
+    remat: str = "none"
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_traced(cls, traced: jax.stages.Traced, *, name: str, **fields) -> "Program":
+        """The program of `jax.jit(f).trace(...)`, with its FLOPs counted from the jaxpr."""
+        return cls(name=name, lower=traced.lower, modelled_flops=lambda: jaxpr_flops(traced.jaxpr), **fields)
+
+    def resolved(self) -> "Program":
+        """The same with every modelled value computed."""
+        names = ("modelled_flops", "saved_residual_bytes", "plain_residual_bytes")
+        values = {name: getattr(self, name) for name in names}
+        return dataclasses.replace(self, **{k: v() if callable(v) else v for k, v in values.items()})
+
+
+@functools.singledispatch
+def as_program(variant, *args, name: str, target: Target) -> "Program | jax.stages.Lowered | jax.stages.Compiled":
+    """How `compare` understands one of its variants, with the arguments that all variants share.
+
+    Other packages register the types that they can make a program of:
+    `@as_program.register(MemoryConfig)`, `def _(config, workload, *, name, target): ...`.
+    """
+    if callable(variant):
+        return function_program(variant, *args, name=name, target=target)
+    raise InputError(
+        wanted="variants that are functions, Programs, or what jax.jit(...).lower(...) returns",
+        got=f"a {type(variant).__name__} named {name!r}",
+        do="Pass a mapping such as {'plain': loss, 'remat': jax.checkpoint(loss)} and the arguments.",
+    )
+
+
+@as_program.register(Program)
+@as_program.register(jax.stages.Lowered)
+@as_program.register(jax.stages.Compiled)
+def _(variant, *args, name: str, target: Target):
+    if args:
+        raise InputError(
+            wanted=f"no arguments beside the {type(variant).__name__} named {name!r}, which has its own",
+            got=f"{len(args)} argument(s)",
+            do="Leave them out, or pass the function instead.",
+        )
+    return dataclasses.replace(variant, name=name) if isinstance(variant, Program) else variant
+
+
+def function_program(
+    fn: Callable, *args, name: str, target: Target, donate_argnums=(), static_argnames=(), in_shardings=None
+) -> Program:
+    """The program of a function called with `args` (arrays or `jax.ShapeDtypeStruct`), traced for `target`.
+
+    A function that `jax.jit` made keeps the options it was made with.
+    """
+    options = {"donate_argnums": donate_argnums, "static_argnames": static_argnames}
+    if in_shardings is not None:
+        options["in_shardings"] = in_shardings
+    if hasattr(fn, "trace"):
+        given = [key for key, value in options.items() if key == "in_shardings" or value not in ((), None)]
+        if given:
+            raise InputError(
+                wanted="the options of a jitted function where it is jitted",
+                got=f"{', '.join(given)} for {name!r}, which jax.jit made already",
+                do="Pass the function that jax.jit wraps, or give jax.jit these options.",
+            )
+        jitted = fn
+    else:
+        jitted = jax.jit(fn, **options)
+    _check_arguments(fn, args, name)
+    args, notes = _movable(args, target)
+    with on_target(target):
+        return Program.from_traced(jitted.trace(*args), name=name, notes=notes)
+
+
+def _check_arguments(fn, args, name: str) -> None:
+    try:
+        inspect.signature(fn).bind(*args)
+    except ValueError:  # a builtin without a signature
+        return
+    except TypeError as error:
+        raise InputError(
+            wanted=f"the arguments of {name!r}: {inspect.signature(fn)}",
+            got=f"{len(args)} of them ({error})",
+            do="Pass arrays or jax.ShapeDtypeStruct after the function.",
+        ) from None
+
+
+def _movable(args, target: Target):
+    """Arguments as shapes where they are arrays on another platform than the target's."""
+    dropped = False
+
+    def move(leaf):
+        nonlocal dropped
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+            return leaf
+        devices = leaf.sharding.device_set
+        if next(iter(devices)).platform == target.platform:
+            return leaf
+        dropped |= len(devices) > 1
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+
+    moved = jax.tree.map(move, args)
+    note = f"Arguments are sharded over devices that are not {target.platform}: analysed unsharded, on one device."
+    return moved, (note,) if dropped else ()

@@ -1,0 +1,114 @@
+"""The record of one analysed program."""
+
+import dataclasses
+import json
+from typing import Any
+
+from jaxmem.analysis._fits import Fits
+from jaxmem.analysis._units import format_bytes, format_flops
+
+_MODELLED = ("saved_residual_bytes", "forward_flops", "asked_recompute_flops")
+_COMPILED = (
+    "peak_bytes",
+    "compiler_peak_bytes",
+    "argument_bytes",
+    "output_bytes",
+    "temp_bytes",
+    "alias_bytes",
+    "host_argument_bytes",
+    "host_output_bytes",
+    "host_temp_bytes",
+    "host_alias_bytes",
+    "generated_code_bytes",
+    "flops",
+    "recompute_flops",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryReport:
+    """What a compiled program needs. Bytes are per device; None means that nobody could tell.
+
+    Args:
+      name: of the program or variant.
+      target: name of the target that it was compiled for.
+      provenance: where the bytes are from: "compiled", the target's compiler. `provenances` has
+        the exceptions, number by number.
+      backend: platform whose compiler it was.
+      jax_version: of the JAX that ran it.
+      devices: number of devices of the program.
+      peak_bytes: the larger of argument + output + temp - alias and the compiler's own peak; on
+        CPU, whose peak leaves out what loops hold, the former.
+      compiler_peak_bytes: the compiler's own peak, believed or not.
+      argument_bytes, output_bytes, temp_bytes: what goes in, what comes out, what lives between.
+      alias_bytes: outputs that reuse the buffer of a donated argument.
+      host_argument_bytes, host_output_bytes, host_temp_bytes, host_alias_bytes: the same on the host.
+      generated_code_bytes: the program itself.
+      argument_provenance: "modelled" where `argument_bytes` had to come from shapes and shardings.
+      saved_residual_bytes: residuals that one micro-batch keeps for its backward pass, from the trace.
+      remat: name of the rematerialisation setting.
+      forward_flops: matrix-product and convolution FLOPs outside the backward pass, over all
+        micro-batches and all devices, from the trace.
+      asked_recompute_flops: those that the trace asks to compute again, over all devices.
+      flops: all of the compiled program's, loops multiplied out, per device.
+      recompute_flops: those that the compiled program really computes again, per device.
+      step_seconds: time of a step; None, since nothing is run.
+      fits: "yes", "no" or "uncertain", and `fits_reason` with the reserve assumed.
+      capacity_bytes: memory of one device of the target.
+      warnings: sentences on what these numbers do not show.
+    """
+
+    name: str
+    target: str
+    provenance: str = "compiled"
+    backend: str
+    jax_version: str
+    devices: int = 1
+    peak_bytes: int | None = None
+    compiler_peak_bytes: int | None = None
+    argument_bytes: int | None = None
+    output_bytes: int | None = None
+    temp_bytes: int | None = None
+    alias_bytes: int | None = None
+    host_argument_bytes: int | None = None
+    host_output_bytes: int | None = None
+    host_temp_bytes: int | None = None
+    host_alias_bytes: int | None = None
+    generated_code_bytes: int | None = None
+    argument_provenance: str = "compiled"
+    saved_residual_bytes: int | None = None
+    remat: str = "none"
+    forward_flops: int | None = None
+    asked_recompute_flops: int | None = None
+    flops: int | None = None
+    recompute_flops: int | None = None
+    step_seconds: float | None = None
+    fits: Fits
+    fits_reason: str
+    capacity_bytes: int | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def provenances(self) -> dict[str, str]:
+        """Where each number is from: "compiled" or "modelled"."""
+        origins = {**dict.fromkeys(_COMPILED, "compiled"), **dict.fromkeys(_MODELLED, "modelled")}
+        return {**origins, "argument_bytes": self.argument_provenance}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON-ready values, and `provenances`."""
+        fields = dataclasses.asdict(self)
+        return {**fields, "warnings": list(self.warnings), "provenances": self.provenances}
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        lines = [f"{self.name} on {self.target} ({self.backend}, jax {self.jax_version})"]
+        for name in (*_COMPILED, *_MODELLED):
+            value = getattr(self, name)
+            if value is not None:
+                text = format_bytes(value) if name.endswith("_bytes") else format_flops(value)
+                lines.append(f"  {name} = {text} ({self.provenances[name]})")
+        lines.append(f"  fits = {self.fits}: {self.fits_reason}")
+        return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
