@@ -1,0 +1,1 @@
+"""jaxmem's tests; a package so that helpers can be imported as `tests.…` whatever else is installed."""
