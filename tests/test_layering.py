@@ -1,0 +1,162 @@
+"""Imports point one way, techniques do not know one another, and one module touches private names."""
+
+import ast
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "jaxmem"
+
+# A module may import from its own package and from what is named here; everything may import BASE.
+BASE = frozenset({"errors", "objective", "workload", "config", "_compat", "_flax"})
+MAY_IMPORT = {
+    **dict.fromkeys(BASE, BASE),
+    **dict.fromkeys(("accumulate", "precision", "remat", "targets"), BASE),
+    "analysis": BASE | {"targets"},  # what a program needs is always asked of a target
+    "train": BASE | {"accumulate", "precision", "remat", "targets", "analysis"},
+    "report": BASE | {"accumulate", "precision", "remat", "targets", "analysis", "train"},
+    "cli": BASE | {"accumulate", "precision", "remat", "targets", "analysis", "train", "report"},
+}
+GUARDED_LIBRARIES = frozenset({"jax", "jaxlib", "flax", "optax", "orbax"})
+
+
+def _unit(path: Path) -> str:
+    """The first name below `jaxmem`: `accumulate` for jaxmem/accumulate/_split.py, `config` for jaxmem/config.py."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def _sources() -> list[Path]:
+    """Every module but `__init__` and `__main__` at the top, which name things from everywhere."""
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or not path.name.startswith("__"))
+
+
+def imported(source: str, package: str = "jaxmem") -> list[tuple[int, str]]:
+    """(line, dotted name) of every import, at any depth; `from a import b` gives `a.b`, `from . import b` too."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")
+                base = ".".join([*parents[: len(parents) - node.level + 1], *([node.module] if node.module else [])])
+            found += [(node.lineno, f"{base}.{alias.name}") for alias in node.names]
+        elif isinstance(node, ast.Call) and _is_import_call(node.func):
+            found += [(node.lineno, arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+    return found
+
+
+def _is_import_call(func: ast.expr) -> bool:
+    name = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+    return name in ("import_module", "__import__")
+
+
+def upward_imports(source: str, unit: str, package: str = "jaxmem") -> list[str]:
+    """Imports of jaxmem modules that `unit` may not know."""
+    faults = []
+    for line, name in imported(source, package):
+        parts = name.split(".")
+        if parts[0] != "jaxmem" or len(parts) < 2 or parts[1] in (unit, "__version__"):
+            continue
+        if parts[1] not in MAY_IMPORT[unit]:
+            faults.append(f"line {line}: {unit} may not import {name}")
+    return faults
+
+
+def private_touches(source: str) -> list[str]:
+    """Names that begin with one underscore in a guarded library, by import or by attribute."""
+    faults, aliases = [], {}
+    tree = ast.parse(source)
+    for line, name in imported(source):
+        if _is_private(name):
+            faults.append(f"line {line}: import of {name}")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases |= {alias.asname or alias.name.split(".")[0]: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            aliases |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        name = _dotted(node) if isinstance(node, ast.Attribute) else None
+        if name is None:
+            continue
+        head, _, rest = name.partition(".")
+        library = aliases.get(head, "").split(".")[0]
+        if library in GUARDED_LIBRARIES and _is_private(f"{library}.{rest}"):
+            faults.append(f"line {node.lineno}: use of {name}")
+    return faults
+
+
+def _is_private(name: str) -> bool:
+    library, *parts = name.split(".")
+    return library in GUARDED_LIBRARIES and any(p.startswith("_") and not p.startswith("__") for p in parts)
+
+
+def _dotted(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        inner = _dotted(node.value)
+        return inner and f"{inner}.{node.attr}"
+    return None
+
+
+@pytest.mark.parametrize("path", _sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    assert _unit(path) in MAY_IMPORT, f"add {_unit(path)} to MAY_IMPORT and say what it stands on"
+    package = ".".join(path.relative_to(ROOT).parent.parts)
+    assert upward_imports(path.read_text(), _unit(path), package) == []
+
+
+@pytest.mark.parametrize("path", _sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_compat_touches_private_names(path):
+    if path.name != "_compat.py":
+        assert private_touches(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from jaxmem.train import make_train_step",
+        "from jaxmem import train",
+        "import jaxmem.train as t",
+        "from ..train import loop",
+        "from .. import train",
+        "def f():\n    from jaxmem.remat import checkpoint",
+        "import importlib\nimportlib.import_module('jaxmem.train')",
+        "from jaxmem import make_train_step",
+    ],
+)
+def test_an_upward_or_sideways_import_is_seen(source):
+    assert upward_imports(source, "accumulate", "jaxmem.accumulate")
+
+
+def test_a_downward_import_passes():
+    source = "from jaxmem.errors import BatchError\nfrom jaxmem.accumulate import x\nfrom . import y\nimport jax"
+    assert upward_imports(source, "accumulate", "jaxmem.accumulate") == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from jax._src import core",
+        "import jax\njax._src.core",
+        "import optax as o\no._src.base",
+        "from flax.linen import transforms as t\nt._private()",
+        "from jax import _src",
+        "__import__('jax._src.core')",
+    ],
+)
+def test_a_private_touch_is_seen(source):
+    assert private_touches(source)
+
+
+def test_a_public_touch_passes():
+    source = """
+        import jax
+        from jax import tree_util
+        jax.__version__, tree_util.tree_map, self._src, jax.numpy.ones
+    """
+    assert private_touches(textwrap.dedent(source)) == []
