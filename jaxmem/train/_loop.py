@@ -1,0 +1,227 @@
+"""The training loop: data in, metrics out, and a clean stop."""
+
+import collections
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jaxmem.errors import InputError, MetricError, NonFiniteError, WorkloadError
+from jaxmem.train._loop_io import Interrupts, MetricsFile, ProgressBar
+
+# Windows dispatched ahead of the device. Each holds its batch in device memory, and Ctrl-C waits for
+# all of them; a few are enough to keep the device busy.
+WINDOWS_IN_FLIGHT = 4
+RESERVED_METRICS = ("step", "window", "seconds")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopResult:
+    """What a loop did.
+
+    Args:
+      state: the TrainState after the last window.
+      windows: how many windows were trained.
+      stopped: why it ended: all of them done, the data ended, or Ctrl-C.
+      metrics: the last record of metrics.
+    """
+
+    state: Any
+    windows: int
+    stopped: Literal["done", "data ended", "interrupted"]
+    metrics: Mapping[str, Any]
+
+
+def train_loop(
+    step,
+    state,
+    data: Callable[[int], Any] | Iterable | None,
+    num_steps: int,
+    *,
+    log_every: int = 10,
+    metrics_path: str | None = None,
+    progress: bool = True,
+    on_metrics: Callable[[dict], None] | None = None,
+):
+    """Trains `num_steps` windows from `state` and returns the new state; `state` itself is donated.
+
+    The device is waited for where metrics are read (the first window, every `log_every`-th, the
+    last), and otherwise only so that no more than `WINDOWS_IN_FLIGHT` windows are under way.
+    Ctrl-C finishes the windows under way, writes their metrics and returns; a second one aborts.
+
+    Args:
+      step: what `make_train_step` returns: `step(state, batch) -> (state, metrics)`.
+      state: a TrainState; its `window` says where to go on.
+      data: a function of the window index, called with `state.window` and up, so that a restored
+        state resumes exactly; or an iterable of batches, which starts wherever it stands. One that
+        ends early stops the loop with a message.
+      num_steps: how many windows to train in this call.
+      log_every: windows between two readings of metrics.
+      metrics_path: file for one JSON line a reading: step, window, loss, every metric, seconds since
+        the loop began. An infinite metric is written as null. A state past its first window appends.
+      progress: whether to show a progress bar, on stderr and on a terminal only.
+      on_metrics: called with each record.
+
+    Raises:
+      NonFiniteError: the loss is NaN or infinite, or another metric is NaN; that window is not logged.
+      WorkloadError: no data, or an iterable without a single batch.
+
+    >>> import jax.numpy as jnp, optax, jaxmem
+    >>> loss = lambda params, batch: jnp.mean((batch @ params) ** 2)
+    >>> workload = jaxmem.Workload(loss, jnp.ones(2), jnp.ones((4, 2)), optax.sgd(0.1))
+    >>> step = jaxmem.make_train_step(workload)
+    >>> state = train_loop(step, step.init(), lambda window: jnp.ones((4, 2)), 3)
+    >>> int(state.window)
+    3
+    """
+    return run_loop(
+        step,
+        state,
+        data,
+        num_steps,
+        log_every=log_every,
+        metrics_path=metrics_path,
+        progress=progress,
+        on_metrics=on_metrics,
+    ).state
+
+
+def run_loop(
+    step, state, data, num_steps: int, *, log_every=10, metrics_path=None, progress=True, on_metrics=None
+) -> LoopResult:
+    """`train_loop`, saying also how it ended."""
+    _check_counts(num_steps=num_steps, log_every=log_every)
+    first = int(state.window)
+    batches = _batches(data, first, num_steps)
+    stopped, record, metrics = "data ended", {}, None
+    in_flight = collections.deque()
+    window = first - 1
+    with (
+        ProgressBar(num_steps, shown=progress) as bar,
+        MetricsFile(metrics_path, append=first > 0) as log,
+        Interrupts() as interrupts,
+    ):
+        readings = _Readings(started=time.perf_counter(), first=first, sinks=(log.write, bar.show, on_metrics))
+        for window, batch in enumerate(batches, start=first):
+            state, metrics = step(state, batch)
+            bar.advance()
+            if window - first + 1 == num_steps:
+                stopped = "done"
+                break
+            if interrupts.requested:
+                stopped = "interrupted"
+                break
+            if window == first or (window + 1) % log_every == 0:
+                record = readings.take(window, state, metrics)
+                metrics = None
+                in_flight.clear()
+                if interrupts.requested:  # while the device was waited for
+                    stopped = "interrupted"
+                    break
+            else:
+                in_flight.append(metrics)
+                if len(in_flight) >= WINDOWS_IN_FLIGHT:
+                    jax.block_until_ready(in_flight.popleft())
+        if window < first:
+            raise WorkloadError(
+                wanted="data with at least one batch",
+                got="an iterable that yields none",
+                do="Check where it reads from.",
+            )
+        if metrics is not None:  # the last window has not been read yet
+            record = readings.take(window, state, metrics)
+    if stopped == "data ended":
+        print(f"jaxmem: data ended after {window - first + 1} of {num_steps} windows", file=sys.stderr)
+    return LoopResult(state=state, windows=window - first + 1, stopped=stopped, metrics=record)
+
+
+class _Readings:
+    """Reads metrics from the device, checks them and hands them on."""
+
+    def __init__(self, *, started: float, first: int, sinks):
+        self._started = started
+        self._sinks = [sink for sink in sinks if sink is not None]
+        self._finite_window: int | None = None
+        self._first = first
+
+    def take(self, window: int, state, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """The record of `window`; waits for the device."""
+        taken = [name for name in RESERVED_METRICS if name in metrics]
+        if taken:
+            raise MetricError(
+                wanted=f"metrics with names other than {', '.join(RESERVED_METRICS)}",
+                got=", ".join(map(repr, taken)),
+                do="Rename them in the LossOutput.",
+            )
+        step_count, values = jax.device_get((state.step, dict(metrics)))
+        seconds = time.perf_counter() - self._started
+        # jit returns a dict in the order of its keys; the loss goes first, and is the first to be blamed.
+        names = sorted(values, key=lambda name: name != "loss")
+        numbers = {name: _number(values[name]) for name in names}
+        self._check_finite(numbers, int(step_count), window)
+        record = {"step": int(step_count), "window": window, **numbers, "seconds": seconds}
+        for sink in self._sinks:
+            sink(record)
+        self._finite_window = window
+        return record
+
+    def _check_finite(self, numbers: dict[str, Any], step_count: int, window: int):
+        for name, value in numbers.items():
+            values = np.asarray(value)
+            bad = ~np.isfinite(values) if name == "loss" else np.isnan(values)
+            if not bad.any():
+                continue
+            if self._finite_window is None and window == self._first:
+                cure = (
+                    "It is so from the first window: look for NaN in the parameters, in the batch, and in the "
+                    "weight of each WeightedMean."
+                )
+            else:
+                cure = (
+                    f"It was still finite at window {self._finite_window}: lower the learning rate, clip gradients "
+                    "(optax.clip_by_global_norm), or look for NaN in the later batches; log_every=1 finds the window, "
+                    'jax.config.update("jax_debug_nans", True) the operation.'
+                )
+            kind = "NaN" if np.isnan(values).any() else "infinity"
+            raise NonFiniteError(
+                wanted=f"a finite {name}", got=f"{kind} in {name!r} at step {step_count} (window {window})", do=cure
+            )
+
+
+def _number(value):
+    """A float, or nested lists of floats for a metric that is not a scalar."""
+    array = np.asarray(value, dtype=np.float64)
+    return float(array) if array.ndim == 0 else array.tolist()
+
+
+def _batches(data, first: int, num_steps: int) -> Iterator:
+    """The batches of windows `first`, `first + 1`, …: at most `num_steps` of them are fetched."""
+    if data is None:
+        raise WorkloadError(
+            wanted="data to train on: an iterable of batches, or a function window_index -> batch",
+            got="None",
+            do="Pass Workload(..., data=...), or the data argument of train_loop.",
+        )
+    if hasattr(data, "__iter__") or hasattr(data, "__next__"):
+        iterator = iter(data)
+        # range comes first in zip: after the last window no batch is taken from the iterator in vain.
+        return (batch for _, batch in zip(range(num_steps), iterator, strict=False))
+    if callable(data):
+        return (data(window) for window in range(first, first + num_steps))
+    raise WorkloadError(
+        wanted="data to be an iterable of batches or a function window_index -> batch",
+        got=f"a {type(data).__name__}",
+        do="Wrap it in one of these.",
+    )
+
+
+def _check_counts(**counts):
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise InputError(
+                wanted=f"{name} to be a whole number of at least 1", got=repr(value), do=f"Choose another {name}."
+            )

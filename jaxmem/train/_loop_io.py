@@ -1,0 +1,147 @@
+"""What the training loop touches outside the device: the metrics file, the progress bar, Ctrl-C."""
+
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+
+
+class MetricsFile:
+    """JSON lines, flushed one by one. The file is opened with the first line: an early error leaves none.
+
+    Args:
+      path: where to write; None writes nothing.
+      append: keep the lines that are there (a resumed run) rather than start anew.
+    """
+
+    def __init__(self, path: str | None, *, append: bool):
+        self._path, self._mode, self._stream = path, "a" if append else "w", None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._stream is not None:
+            self._stream.close()
+
+    def write(self, record: dict):
+        if self._path is None:
+            return
+        if self._stream is None:
+            self._stream = open(self._path, self._mode, encoding="utf-8")  # noqa: SIM115
+        self._stream.write(json.dumps(_json_value(record), allow_nan=False) + "\n")
+        self._stream.flush()
+
+
+def _json_value(value):
+    """JSON has no NaN and no infinity: null stands for them.
+
+    >>> _json_value({"loss": 1.5, "perplexity": float("inf")})
+    {'loss': 1.5, 'perplexity': None}
+    """
+    if isinstance(value, dict):
+        return {key: _json_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_json_value(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Interrupts:
+    """While it is open, the first Ctrl-C only sets `requested`; a second one raises KeyboardInterrupt.
+
+    Python lets only the main thread set signal handlers: elsewhere Ctrl-C keeps its usual meaning.
+    """
+
+    def __init__(self):
+        self.requested = False
+        self._previous = None
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.getsignal(signal.SIGINT)
+            if self._previous is not None:  # None: set outside Python, and so not ours to put back
+                signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_):
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _handle(self, signum, frame):
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        # os.write: print may be in the middle of a line of its own when a signal comes.
+        os.write(2, b"\nFinishing the current step; press Ctrl-C again to abort.\n")
+
+
+class ProgressBar:
+    """Windows done, loss, steps a second and time left, on stderr; nothing where that is no terminal."""
+
+    def __init__(self, total: int, *, shown: bool):
+        self._total, self._bar = total, None
+        self._shown = shown and sys.stderr.isatty()
+        self._advanced, self._last = 0, None
+
+    def __enter__(self):
+        if self._shown:
+            # rich costs 50 ms to import and a run without a terminal needs none of it.
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[loss]}"),
+                TextColumn("{task.fields[rate]}"),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[left]}"),
+                console=Console(stderr=True),
+                redirect_stdout=sys.stdout.isatty(),  # a piped stdout must not end up on the terminal
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("compiling", total=self._total, loss="", rate="", left="")
+        return self
+
+    def __exit__(self, *_):
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self):
+        """One more window is under way."""
+        self._advanced += 1
+        if self._bar is not None and self._advanced > 1:
+            self._bar.update(self._task, completed=self._advanced)
+
+    def show(self, record: dict):
+        """The reading of a window whose steps have all finished."""
+        if self._bar is None:
+            return
+        now, done = time.perf_counter(), self._advanced
+        # The first window compiles: speed is measured between readings, from the first one on.
+        rate = None if self._last is None else (done - self._last[1]) / max(now - self._last[0], 1e-9)
+        self._last = (now, done)
+        loss = record.get("loss")
+        self._bar.update(
+            self._task,
+            completed=done,
+            description="training",
+            loss="" if loss is None else f"loss {loss:.4g}",
+            rate="" if rate is None else f"{rate:.3g} steps/s",
+            left="" if not rate else f"{_clock((self._total - done) / rate)} left",
+        )
+
+
+def _clock(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    >>> _clock(75), _clock(7322)
+    ('1:15', '2:02:02')
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
