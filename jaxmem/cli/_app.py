@@ -1,0 +1,83 @@
+"""The typer application, and the one place where exceptions become exit codes."""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from jaxmem.cli import _environment
+from jaxmem.cli._errors import INTERRUPTED, explain
+from jaxmem.cli.analyze import analyze
+from jaxmem.cli.compare import compare
+from jaxmem.cli.doctor import doctor
+from jaxmem.cli.train import train
+
+# `add_completion=False`: its options crowd the help of a tool with four verbs.
+app = typer.Typer(
+    name="jaxmem",
+    help="Does my training step fit, what is the cheapest way to make it fit, and can I trust the answer?",
+    epilog="Exit codes: 0 done · 1 does not fit · 2 bad input · 3 a fault of jaxmem itself · 130 stopped by Ctrl-C.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (analyze, compare, train, doctor):
+    app.command()(verb)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True)):
+    if version:
+        from importlib.metadata import PackageNotFoundError
+        from importlib.metadata import version as installed_version
+
+        try:
+            typer.echo(f"jaxmem {installed_version('jaxmem')}")
+        except PackageNotFoundError:  # run from a source tree that was never installed
+            from jaxmem import __version__
+
+            typer.echo(f"jaxmem {__version__}")
+        raise typer.Exit(0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code; never raises for an expected failure.
+
+    Args:
+      argv: the arguments after the program's name; those of the process when None.
+
+    >>> main(["--version"])  # doctest: +ELLIPSIS
+    jaxmem ...
+    0
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    _environment.apply_defaults()
+    try:
+        # standalone_mode=False: errors come here as exceptions, so that all of them look alike.
+        code = app(arguments, prog_name="jaxmem", standalone_mode=False)
+        sys.stdout.flush()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 0
+    except BrokenPipeError:  # the reader of stdout (`| head`) has seen enough
+        _discard_stdout()
+        return 1
+    except (Exception, KeyboardInterrupt) as error:
+        problem = explain(error)
+        if "--debug" in arguments:
+            traceback.print_exception(error)
+        if problem.text:
+            print(problem.text, file=sys.stderr)
+        return problem.exit_code
+    if code == INTERRUPTED:
+        print("jaxmem: stopped by Ctrl-C", file=sys.stderr)
+    return int(code or 0)
+
+
+def _discard_stdout():
+    """Points stdout at nothing, so that the interpreter's last flush does not complain."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,184 @@
+"""What `jaxmem doctor` looks at: pure functions from facts to checks, each ok, warn or broken."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+OLDEST_JAX = (0, 10, 2)
+SUPPORTED_PYTHON = ((3, 11), (3, 13))
+GPU_AOT_PACKAGES = ("jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12", "nvidia-cudnn-cu12")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line of the doctor's report.
+
+    Args:
+      name: what was looked at.
+      found: what was found, in words.
+      status: "ok"; "warn", something may surprise; "broken", jaxmem cannot work.
+      cure: what to do, empty for ok.
+    """
+
+    name: str
+    found: str
+    status: Literal["ok", "warn", "broken"] = "ok"
+    cure: str = ""
+
+
+def check_python(version: Sequence[int]) -> Check:
+    """
+    >>> check_python((3, 12, 1)).status, check_python((3, 10, 0)).status, check_python((3, 14, 0)).status
+    ('ok', 'broken', 'warn')
+    """
+    (first, last), found = SUPPORTED_PYTHON, ".".join(map(str, version[:3]))
+    if tuple(version[:2]) < first:
+        return Check(name="Python", found=found, status="broken", cure="Use Python 3.11 or newer.")
+    if tuple(version[:2]) > last:
+        return Check(name="Python", found=found, status="warn", cure="Tested on Python 3.11 to 3.13 only.")
+    return Check(name="Python", found=found)
+
+
+def check_packages(versions: Mapping[str, str | None]) -> list[Check]:
+    """The packages that jaxmem imports.
+
+    Args:
+      versions: package name → version, None where it is not installed.
+    """
+    checks = []
+    for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint"):
+        version, check = versions.get(name), Check(name=name, found=versions.get(name) or "not installed")
+        if version is None:
+            check = dataclasses.replace(check, status="broken", cure=f"pip install {name}")
+        elif name == "jax" and numbers(version) < OLDEST_JAX:
+            oldest = ".".join(map(str, OLDEST_JAX))
+            check = dataclasses.replace(check, status="broken", cure=f'pip install "jax>={oldest}"')
+        elif name == "jaxlib" and versions.get("jax") and numbers(version) > numbers(versions["jax"]):
+            check = dataclasses.replace(check, status="broken", cure=f"pip install jaxlib=={versions['jax']}")
+        checks.append(check)
+    return checks
+
+
+def check_tpu_compiler(versions: Mapping[str, str | None], pinned: str | None) -> Check:
+    """libtpu, the deviceless TPU compiler; `pinned` is the version JAX's own extra asks for ("0.0.50.*")."""
+    version = versions.get("libtpu")
+    if version is None:
+        return Check(
+            name="libtpu (TPU targets)", found="not installed", status="warn", cure='pip install "jaxmem[tpu-aot]"'
+        )
+    check = Check(name="libtpu (TPU targets)", found=version)
+    if pinned is None or _matches(version, pinned):
+        return check
+    check = dataclasses.replace(check, found=f"{version}; jax {versions.get('jax')} itself pins {pinned}")
+    if numbers(version) > numbers(pinned.removesuffix(".*")):  # a newer compiler reads an older JAX's programs
+        return check
+    return dataclasses.replace(check, status="warn", cure='pip install -U "jaxmem[tpu-aot]"')
+
+
+def check_gpu_compiler(versions: Mapping[str, str | None]) -> Check:
+    """The CUDA plugin, its assembler and cuDNN: the deviceless GPU compiler."""
+    name, plugin = "jax-cuda12-plugin (GPU targets)", versions.get(GPU_AOT_PACKAGES[0])
+    if plugin is None:
+        return Check(name=name, found="not installed", status="warn", cure='pip install "jaxmem[gpu-aot]"')
+    if versions.get("jaxlib") and numbers(plugin) != numbers(versions["jaxlib"]):
+        return Check(
+            name=name,
+            found=f"{plugin}, but jaxlib is {versions['jaxlib']}",
+            status="warn",
+            cure=f"pip install jax-cuda12-plugin=={versions['jaxlib']}",
+        )
+    missing = [package for package in GPU_AOT_PACKAGES[1:] if versions.get(package) is None]
+    if missing:
+        found = f"{plugin}, without {' and '.join(missing)}"
+        return Check(name=name, found=found, status="warn", cure=f"pip install {' '.join(missing)}")
+    return Check(name=name, found=plugin)
+
+
+def check_backend(probe: Mapping[str, Any], accelerators: Sequence[str]) -> list[Check]:
+    """The backend that JAX starts.
+
+    Args:
+      probe: what the probing process said: `backend`, `devices`, `memory_bytes`, or `error`.
+      accelerators: device files of accelerators on this machine.
+    """
+    if "error" in probe:
+        cure = "Unset XLA_FLAGS and JAX_PLATFORMS and try again; then reinstall jax and jaxlib."
+        return [Check(name="backend", found=str(probe["error"]), status="broken", cure=cure)]
+    devices = ", ".join(f"{count} x {kind}" for kind, count in probe["devices"].items())
+    check = Check(name="backend", found=f"{probe['backend']}: {devices}")
+    if accelerators and probe["backend"] == "cpu":
+        check = dataclasses.replace(
+            check,
+            found=f"{check.found}, though there is {accelerators[0]}",
+            status="warn",
+            cure="Unset JAX_PLATFORMS, and install jax[cuda12] or jax[tpu], to run on the accelerator.",
+        )
+    memory = probe.get("memory_bytes")
+    found = "unknown" if memory is None else f"{memory / 2**30:.1f} GiB {probe['memory_of']}"
+    return [check, Check(name="memory", found=found)]
+
+
+def check_settings(environment: Mapping[str, str], added: Mapping[str, str]) -> list[Check]:
+    """Environment variables that change what JAX does.
+
+    Args:
+      environment: of this process.
+      added: those that the command line itself has set, since the user had not.
+    """
+    names = ["JAX_PLATFORMS", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64", "JAX_DISABLE_JIT"]
+    names += sorted(name for name in environment if name.startswith("XLA_PYTHON_CLIENT_"))
+    return [_check_setting(name, environment.get(name), name in added) for name in names if name in environment]
+
+
+def _check_setting(name: str, value: str | None, added: bool) -> Check:
+    value = value or ""
+    check = Check(name=name, found=f"{value or '(empty)'}{' (set by this command: no accelerator)' if added else ''}")
+    if name == "XLA_PYTHON_CLIENT_MEM_FRACTION":
+        try:
+            valid = 0 < float(value) <= 1
+        except ValueError:
+            valid = False
+        if not valid:
+            return dataclasses.replace(check, status="warn", cure="Set a fraction between 0 and 1, such as 0.75.")
+    if name == "JAX_DISABLE_JIT" and value.lower() in ("1", "true", "on", "yes", "y", "t"):
+        return dataclasses.replace(check, status="broken", cure="Unset it: without jit there is nothing to analyse.")
+    if name == "XLA_FLAGS" and "--xla_force_host_platform_device_count" in value:
+        return dataclasses.replace(check, status="warn", cure="These CPU devices all share this machine's memory.")
+    return check
+
+
+def numbers(version: str | None) -> tuple[int, ...]:
+    """The numeric part of a version, without trailing zeros.
+
+    >>> numbers("0.12.0.1"), numbers("0.11.0.dev20250101"), numbers(None)
+    ((0, 12, 0, 1), (0, 11), ())
+    """
+    parts = []
+    for part in (version or "").split("."):
+        if not part.isdigit():
+            break
+        parts.append(int(part))
+    while parts and parts[-1] == 0:
+        parts.pop()
+    return tuple(parts)
+
+
+def pinned_libtpu(requirements: Sequence[str]) -> str | None:
+    """The version of libtpu that JAX's requirements name.
+
+    >>> pinned_libtpu(['numpy>=2', 'libtpu==0.0.50.*; extra == "tpu"'])
+    '0.0.50.*'
+    """
+    for requirement in requirements:
+        found = re.match(r"libtpu\s*==\s*([0-9.*]+)", requirement)
+        if found:
+            return found.group(1)
+    return None
+
+
+def _matches(version: str, pin: str) -> bool:
+    if pin.endswith(".*"):
+        prefix = numbers(pin.removesuffix(".*"))
+        return numbers(version)[: len(prefix)] == prefix
+    return numbers(version) == numbers(pin)

@@ -1,0 +1,87 @@
+"""What must be set before JAX is imported, so that a laptop without accelerators stays quiet."""
+
+import contextlib
+import glob
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, MutableMapping
+
+# Device files of NVIDIA (Linux, WSL), AMD, Intel, and Cloud TPU (accel: v2-v4; vfio: v5 and later).
+ACCELERATOR_FILES = ("/dev/nvidia*", "/dev/dxg", "/dev/kfd", "/dev/dri/renderD*", "/dev/accel*", "/dev/vfio/[0-9]*")
+
+# Lines that XLA's CUDA stub writes before its logging can be configured; no setting silences them.
+_NOISE = ("cudart_stub.cc", "All log messages before absl::InitializeLog()")
+
+_applied: dict[str, str] = {}
+
+
+def defaults(environment: Mapping[str, str], *, has_accelerator: bool) -> dict[str, str]:
+    """The settings to add to `environment`; whatever the user has set stays.
+
+    Without an accelerator JAX_PLATFORMS=cpu, since an installed CUDA plugin or libtpu otherwise
+    tries to start, prints a traceback, and spoils compiles for targets that are not attached.
+
+    >>> defaults({}, has_accelerator=False)
+    {'TF_CPP_MIN_LOG_LEVEL': '3', 'JAX_PLATFORMS': 'cpu'}
+    >>> defaults({"JAX_PLATFORMS": "cuda", "TF_CPP_MIN_LOG_LEVEL": "0"}, has_accelerator=False)
+    {}
+    """
+    wanted = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    if not has_accelerator:
+        wanted["JAX_PLATFORMS"] = "cpu"
+    return {name: value for name, value in wanted.items() if not environment.get(name)}
+
+
+def accelerator_files() -> list[str]:
+    """Device files that say an accelerator may be attached to this (Linux) machine."""
+    return sorted(path for pattern in ACCELERATOR_FILES for path in glob.glob(pattern))
+
+
+def apply_defaults(environment: MutableMapping[str, str] = os.environ):
+    """Sets the defaults in this process; on systems without /dev only the log level."""
+    linux = sys.platform.startswith("linux")
+    added = defaults(environment, has_accelerator=bool(accelerator_files()) or not linux)
+    environment.update(added)
+    _applied.update(added)
+    jax = sys.modules.get("jax")
+    if jax is not None and "JAX_PLATFORMS" in added:
+        # JAX read its environment when it was imported; this has no effect on a backend that is up.
+        jax.config.update("jax_platforms", added["JAX_PLATFORMS"])
+
+
+def applied_defaults() -> dict[str, str]:
+    """What `apply_defaults` has set in this process."""
+    return dict(_applied)
+
+
+def start_jax():
+    """Imports JAX and starts its backend, keeping the known log noise off stderr.
+
+    A process that aborts while its stderr is captured dies without a word, so the backend, which
+    aborts on an unknown name in XLA_FLAGS, is captured only where nothing of the kind can happen.
+    """
+    with _without_noise():
+        import jax
+    if os.environ.get("JAX_PLATFORMS") == "cpu" and not os.environ.get("XLA_FLAGS"):
+        with _without_noise():
+            jax.devices()
+
+
+@contextlib.contextmanager
+def _without_noise():
+    """Holds back what is written to file descriptor 2, then passes on all but the known noise."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        stderr = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            held.seek(0)
+            for line in held:
+                if not any(noise.encode() in line for noise in _NOISE):
+                    os.write(2, line)

@@ -1,0 +1,107 @@
+"""The keywords of the user's function: --target and the options of --set, as far as it declares them."""
+
+import ast
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxmem.errors import FileLoadError
+
+# Keywords that the command line fills in by itself.
+RESERVED = ("target", "mesh")
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+
+
+def keywords_for(function: Callable, settings: Sequence[str], *, target: str | None, where: str) -> dict[str, Any]:
+    """What to call `function` with.
+
+    `target` is passed if it is declared and given (or has no default); `mesh`, which this version
+    has no option for, is None where it has no default. Every name of `settings` must be declared.
+
+    >>> def workload(*, seq=128, preset="tiny", target=None): ...
+    >>> keywords_for(workload, ["seq=8192"], target="cpu", where="workload()")
+    {'seq': 8192, 'target': 'cpu'}
+    """
+    declared, takes_any = _declared(function)
+    options = {name: p for name, p in declared.items() if name not in RESERVED}
+    keywords: dict[str, Any] = {}
+    for setting in settings:
+        name, value = parse_setting(setting)
+        if name in RESERVED:
+            raise FileLoadError(
+                wanted="--set to name an option of the user's function",
+                got=f"--set {setting}",
+                do=f"Use --{name} instead." if name == "target" else f"This version of jaxmem cannot set {name}.",
+            )
+        if name not in options and not takes_any:
+            raise _undeclared(name, options, where)
+        if name in keywords:
+            raise FileLoadError(wanted="each option once", got=f"--set {name}=… more than once", do="Keep one of them.")
+        keywords[name] = _fitting(name, value, setting, options.get(name))
+    missing = [n for n, p in options.items() if p.default is inspect.Parameter.empty and n not in keywords]
+    if missing:
+        raise FileLoadError(
+            wanted=f"a value for each option without a default of {where}",
+            got=f"none for {', '.join(missing)}",
+            do=f"Add {' '.join(f'--set {name}=…' for name in missing)}.",
+        )
+    ours = {"target": target, "mesh": None}
+    needed = [
+        n for n in declared if n in ours and (ours[n] is not None or declared[n].default is inspect.Parameter.empty)
+    ]
+    return keywords | {name: ours[name] for name in needed}
+
+
+def parse_setting(setting: str) -> tuple[str, Any]:
+    """A name and its value: a Python literal where it is one (true, false, none in any case), else text.
+
+    >>> parse_setting("layers=12"), parse_setting("sizes=(1, 2)"), parse_setting("bias=false"), parse_setting("k=a=b")
+    (('layers', 12), ('sizes', (1, 2)), ('bias', False), ('k', 'a=b'))
+    """
+    name, equals, text = setting.partition("=")
+    name = name.strip()
+    if not equals or not name.isidentifier():
+        raise FileLoadError(
+            wanted="--set NAME=VALUE with a Python name",
+            got=f"--set {setting}",
+            do="Write for example --set seq=8192.",
+        )
+    if text.strip().lower() in _WORDS:
+        return name, _WORDS[text.strip().lower()]
+    try:
+        return name, ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return name, text
+
+
+def _declared(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
+    """The parameters that can be passed by keyword, and whether `**kwargs` takes any other."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return {p.name: p for p in parameters if p.kind in kinds}, takes_any
+
+
+def _undeclared(name: str, options: dict[str, inspect.Parameter], where: str) -> FileLoadError:
+    close = difflib.get_close_matches(name, options, n=1)
+    listed = ", ".join(n if p.default is inspect.Parameter.empty else f"{n}={p.default!r}" for n, p in options.items())
+    return FileLoadError(
+        wanted=f"an option that {where} declares ({listed or 'it declares none'})",
+        got=f"--set {name}=…",
+        do=f"Did you mean {close[0]}?" if close else "Use one of those, or add the parameter to the function.",
+    )
+
+
+def _fitting(name: str, value, setting: str, parameter: inspect.Parameter | None):
+    """`value`, unless the parameter's default shows that text (or only text) was meant."""
+    default = None if parameter is None else parameter.default
+    if isinstance(default, str) and not isinstance(value, str) and value is not None:
+        return setting.partition("=")[2]
+    if isinstance(default, (bool, int, float)) and isinstance(value, str):
+        raise FileLoadError(
+            wanted=f"{name} to be a {type(default).__name__}, like its default {default!r}",
+            got=f"the text {value!r}",
+            do=f"Write for example --set {name}={default!r}.",
+        )
+    return value

@@ -1,0 +1,89 @@
+"""`jaxmem compare`: one training step under several remat presets, side by side."""
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from jaxmem.cli._errors import DOES_NOT_FIT
+from jaxmem.cli._options import (
+    AccumulationSteps,
+    ConfigFile,
+    Debug,
+    File,
+    JsonOut,
+    PrecisionName,
+    Settings,
+    Target,
+    build_config,
+)
+from jaxmem.cli._output import STDOUT, check_writable, clean_stdout, write_json
+from jaxmem.cli._status import stages
+
+ALL_PRESETS = "none,full,dots,dots_no_batch"
+
+
+def compare(
+    file: File,
+    target: Target = None,
+    remat: Annotated[
+        str, typer.Option("--remat", metavar="LIST", help="Presets, separated by commas; the order of the rows.")
+    ] = ALL_PRESETS,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    accumulation_steps: AccumulationSteps = None,
+    precision: PrecisionName = None,
+    json_out: JsonOut = None,
+    debug: Debug = False,
+):
+    """Compile one training step under each remat preset, and compare bytes and recomputation.
+
+    Exit code 1 says that none of them fits.
+    """
+    from jaxmem.cli._environment import start_jax
+
+    check_writable(json_out, "--json")
+    names = split_presets(remat)
+    start_jax()
+    import jaxmem
+    from jaxmem.cli._load import load_workload
+    from jaxmem.targets import resolve_target
+
+    resolve_target(target)  # an unknown name is said before the file runs
+    base = build_config(config, accumulation_steps=accumulation_steps, precision=precision)
+    variants = {name: dataclasses.replace(base, remat=name) for name in names}
+    with clean_stdout(json_out == STDOUT) as stdout:
+        with stages(f"loading {file}") as stage:
+            workload = load_workload(file, target=target, settings=settings or ())
+            comparison = jaxmem.compare(
+                variants, workload, target=target, progress=lambda name, what: stage(f"{what} {name}")
+            )
+        if json_out is not None:
+            write_json(json_out, comparison.to_json(), stdout)
+    if json_out != STDOUT:
+        from rich.console import Console
+
+        from jaxmem.report import render_comparison
+
+        Console().print(render_comparison(comparison))
+    if all(row.fits == "no" for row in comparison.rows):
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def split_presets(text: str) -> list[str]:
+    """The names of a comma-separated list; an empty or a repeated one is refused.
+
+    >>> split_presets("none, full")
+    ['none', 'full']
+    """
+    from jaxmem.errors import UnknownPolicyError
+
+    names = [name.strip() for name in text.split(",")]
+    empty, repeated = "" in names, sorted({name for name in names if names.count(name) > 1})
+    if empty or repeated:
+        raise UnknownPolicyError(
+            wanted="--remat to be a list of different presets",
+            got=repr(text) if empty else f"{', '.join(repeated)} more than once",
+            do=f"Write for example --remat {ALL_PRESETS}.",
+        )
+    return names

@@ -1,0 +1,150 @@
+"""The verbs on a small workload: what they print, write and return."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from jaxmem.config import MemoryConfig
+from tests.cli.helpers import LINEAR, run, write
+
+ROW_FIELDS = (
+    "name target provenance peak_bytes argument_bytes output_bytes temp_bytes alias_bytes host_temp_bytes "
+    "saved_residual_bytes forward_flops recompute_flops step_seconds fits warnings"
+).split()
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write(tmp_path, LINEAR)
+
+
+def test_analyze_prints_a_report(capfd, model):
+    ran = run(capfd, "analyze", model, "--target", "cpu")
+    assert ran.code == 0 and ran.err == ""
+    assert "peak" in ran.out and "fits: yes" in ran.out
+
+
+def test_analyze_writes_json_with_every_override_applied(capfd, model, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(MemoryConfig(accumulation_steps=2, remat="dots").to_json())
+    plain = json.loads(run(capfd, "analyze", model, "--json", "-").out)
+    ran = run(capfd, "analyze", model, "--config", config, "--set", "rows=16", "--remat", "full", "--json", "-")
+    report = json.loads(ran.out)
+    assert ran.code == 0
+    assert report["remat"] == "full"
+    assert report["forward_flops"] == 2 * plain["forward_flops"]
+
+
+def test_compare_has_a_row_for_each_preset_in_the_order_asked(capfd, model, tmp_path):
+    out = tmp_path / "table.json"
+    ran = run(capfd, "compare", model, "--remat", "full,none", "--target", "cpu", "--json", out)
+    rows = json.loads(out.read_text())["rows"]
+    assert ran.code == 0
+    assert [row["name"] for row in rows] == ["full", "none"]
+    assert all(field in row for row in rows for field in ROW_FIELDS)
+    assert rows[0]["saved_residual_bytes"] < rows[1]["saved_residual_bytes"]
+    assert rows[0]["recompute_flops"] >= rows[1]["recompute_flops"]
+    assert "full" in ran.out and "none" in ran.out
+    assert sorted(os.listdir(tmp_path)) == ["__pycache__", "model.py", "table.json"]
+
+
+def test_what_the_file_prints_does_not_reach_the_json(capfd, tmp_path):
+    source = LINEAR + "\n    def chatty():\n        print('hello')\n        return workload()\n"
+    ran = run(capfd, "compare", f"{write(tmp_path, source)}:chatty", "--remat", "none", "--json", "-")
+    assert ran.code == 0
+    assert [row["name"] for row in json.loads(ran.out)["rows"]] == ["none"]
+    assert "hello" in ran.err
+
+
+def test_what_does_not_fit_is_exit_code_1(capfd, tmp_path):
+    source = LINEAR.replace("jnp.full((width, width), scale)", "jax.ShapeDtypeStruct((width, width), 'float32')")
+    source = source.replace("jnp.ones((rows, width))", "jax.ShapeDtypeStruct((rows, width), 'float32')")
+    path = write(tmp_path, source)
+    ran = run(capfd, "analyze", path, "--set", "width=2_000_000", "--json", "-")
+    assert ran.code == 1 and json.loads(ran.out)["fits"] == "no"
+    assert run(capfd, "compare", path, "--set", "width=2_000_000", "--remat", "none,full").code == 1
+
+
+def test_train_writes_metrics_and_says_how_it_ended(capfd, model, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    ran = run(capfd, "train", model, "--steps", "6", "--log-every", "4", "--metrics", path, "--accumulation-steps", "2")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert ran.code == 0
+    assert [record["step"] for record in records] == [1, 4, 6]
+    assert records[-1]["loss"] < records[0]["loss"]
+    assert ran.out.startswith("6 of 6 steps, loss ")
+    assert ran.err.startswith("step 1 loss ")
+
+
+def test_the_seed_decides_the_parameters(capfd, tmp_path):
+    source = LINEAR + "\n    import dataclasses\n    def drawn():\n"
+    source += "        params = lambda key: {'layers': [jax.random.normal(key, (4, 4))]}\n"
+    source += "        return dataclasses.replace(workload(), params=params)\n"
+    spec = f"{write(tmp_path, source)}:drawn"
+    losses = [run(capfd, "train", spec, "--steps", "1", "--seed", seed).out.split(",")[1] for seed in (1, 1, 2)]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_a_workload_without_data_trains_on_its_batch_and_says_so(capfd, tmp_path):
+    path = write(tmp_path, LINEAR.replace(", data=lambda window: batch", ""))
+    ran = run(capfd, "train", path, "--steps", "2")
+    assert ran.code == 0 and "training on its example batch over and over" in ran.err
+
+
+def test_data_that_ends_early_is_no_error(capfd, tmp_path):
+    path = write(tmp_path, LINEAR.replace("data=lambda window: batch", "data=[batch] * 3"))
+    ran = run(capfd, "train", path, "--steps", "5")
+    assert ran.code == 0
+    assert "data ended after 3 of 5 windows" in ran.err and ran.out.rstrip().endswith("; data ended")
+
+
+def test_ctrl_c_stops_with_130_and_no_traceback(tmp_path):
+    source = LINEAR.replace("data=lambda window: batch", "data=slowly")
+    source += "\n    import time\n    def slowly(window):\n        time.sleep(0.05)\n        return jnp.ones((8, 4))\n"
+    metrics = tmp_path / "metrics.jsonl"
+    command = [sys.executable, "-m", "jaxmem", "train", write(tmp_path, source), "--steps", "100000"]
+    process = subprocess.Popen(
+        [*command, "--metrics", str(metrics), "--log-every", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not metrics.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(2)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Finishing the current step" in err and "Traceback" not in err
+    assert "; interrupted" in out
+    assert json.loads(metrics.read_text().splitlines()[-1])["step"] == int(out.split("after step ")[1].split(",")[0])
+
+
+def test_a_reader_that_leaves_early_is_no_error(model):
+    script = f"{sys.executable} -m jaxmem doctor --json - | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_help_and_version_import_no_jax():
+    """With the rest of the package out of the way: `jaxmem/__init__.py` decides for itself."""
+    program = """
+    import os, sys, types
+    package = types.ModuleType("jaxmem")
+    package.__path__, package.__version__ = [os.path.abspath("jaxmem")], "0"
+    sys.modules["jaxmem"] = package
+    from jaxmem.cli import main
+    codes = [main(["--help"]), main(["compare", "--help"]), main(["--version"])]
+    assert codes == [0, 0, 0], codes
+    heavy = {"jax", "flax", "optax", "numpy"} & set(sys.modules)
+    assert not heavy, heavy
+    """
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "analyze" in done.stdout and "--remat" in done.stdout
