@@ -67,12 +67,6 @@ class Computation(NamedTuple):
         """The instruction whose value the computation returns."""
         return next((i for i in reversed(self.instructions.values()) if i.is_root), None)
 
-    def parameter(self, number: int) -> Instruction | None:
-        """The instruction `parameter(number)`."""
-        wanted = str(number)
-        parameters = (i for i in self.instructions.values() if i.opcode == "parameter")
-        return next((i for i in parameters if i.literal == wanted), None)
-
 
 class Module(NamedTuple):
     """An HLO module: computations by name, and the name of the entry."""

@@ -8,6 +8,7 @@ import dataclasses
 import re
 
 from jaxmem.analysis._hlo import Computation, Instruction, Module, parse_hlo
+from jaxmem.analysis._hlo_loops import trip_count
 from jaxmem.analysis._matmul import WindowDimension, convolution_flops, dot_flops
 
 # JAX puts this scope on what a checkpoint computes a second time.
@@ -15,7 +16,6 @@ REMAT_SCOPE = "rematted_computation"
 # And this one on everything that the backward pass computes.
 BACKWARD_SCOPE = "transpose("
 
-_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _GEMM_CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 _GEMM_TARGETS = ("__cublas$", "__triton_gemm")
 _CONV_TARGETS = ("__cudnn$convForward", "__cudnn$convBiasActivationForward", "__cudnn$convForwardGraph")
@@ -50,8 +50,7 @@ class HloFlops:
 def hlo_flops(text: str) -> HloFlops:
     """FLOPs of the optimised HLO in `text` (`Compiled.as_text()`); a pure function, linear in its length.
 
-    Of a conditional the costliest branch counts. A loop whose trip count neither the compiler nor its
-    condition tells counts once. Both are said in `notes`, as are custom calls that are not counted.
+    Of a conditional the costliest branch counts. A loop whose trip count depends on data counts once. Both are said in `notes`, as are custom calls that are not counted.
 
     Raises:
       ValueError: the text has no entry computation.
@@ -61,7 +60,8 @@ def hlo_flops(text: str) -> HloFlops:
         raise ValueError("HLO text without an ENTRY computation")
     counter = _Counter(module)
     total = counter.computation(module.entry)
-    return HloFlops(flops=total.all, forward_flops=total.forward, recompute_flops=total.remat, notes=counter.notes())
+    forward = total.forward + total.unlabelled
+    return HloFlops(flops=total.all, forward_flops=forward, recompute_flops=total.remat, notes=counter.notes())
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,11 +69,13 @@ class _Cost:
     all: int = 0
     forward: int = 0
     remat: int = 0
+    unlabelled: int = 0
 
     def add(self, other: "_Cost", times: int = 1) -> None:
         self.all += other.all * times
         self.forward += other.forward * times
         self.remat += other.remat * times
+        self.unlabelled += other.unlabelled * times
 
 
 class _Counter:
@@ -82,6 +84,7 @@ class _Counter:
     def __init__(self, module: Module):
         self.module = module
         self.costs: dict[str, _Cost] = {}
+        self.user_labels: dict[str, dict[str, str]] = {}
         self.custom_calls: collections.Counter[str] = collections.Counter()
         self.unknown_loops = self.conditionals = 0
 
@@ -105,21 +108,39 @@ class _Counter:
         for instruction in computation.instructions.values() if computation else ():
             visit = _VISITS.get(instruction.opcode)
             if visit is not None:
-                total.add(visit(self, computation, instruction))
+                total.add(self.with_label(computation, instruction, visit(self, computation, instruction)))
         return total
+
+    def with_label(self, computation: Computation, instruction: Instruction, cost: _Cost) -> _Cost:
+        """What has no label of its own takes that of the instruction round it, or of what uses its value.
+
+        XLA:CPU leaves the gradient of a convolution's kernel, and the fusion round it, without one.
+        """
+        if not cost.unlabelled:
+            return cost
+        scope = instruction.op_name
+        if not scope:
+            if computation.name not in self.user_labels:
+                self.user_labels[computation.name] = {
+                    operand: user.op_name
+                    for user in computation.instructions.values()
+                    if user.op_name
+                    for operand in user.operands
+                }
+            scope = self.user_labels[computation.name].get(instruction.name, "")
+        labelled = _labelled(scope, cost.unlabelled)
+        labelled.add(_Cost(cost.all - cost.unlabelled, cost.forward, cost.remat))
+        return labelled
 
     def called(self, _: Computation, instruction: Instruction) -> _Cost:
         name = instruction.attribute("calls") or instruction.attribute("to_apply")
         return self.computation(name) if name else _Cost()
 
-    def loop(self, _: Computation, instruction: Instruction) -> _Cost:
-        known = _TRIP_COUNT.search(instruction.rest)
-        condition, body = instruction.attribute("condition"), instruction.attribute("body")
-        trips = int(known.group(1)) if known else _trip_count(self.module, condition)
+    def loop(self, computation: Computation, instruction: Instruction) -> _Cost:
+        trips = trip_count(self.module, computation, instruction)
         once = _Cost()
-        for name in (condition, body):
-            if name:
-                once.add(self.computation(name))
+        for part in ("condition", "body"):
+            once.add(self.computation(instruction.attribute(part) or ""))
         if trips is None:
             self.unknown_loops += once.all > 0
             return once
@@ -136,11 +157,13 @@ class _Counter:
 
     def dot(self, computation: Computation, instruction: Instruction) -> _Cost:
         lhs = self.shape(computation, instruction, 0)
-        return _labelled(instruction, dot_flops(instruction.shape, lhs, instruction.numbers("lhs_contracting_dims")))
+        return _labelled(
+            instruction.op_name, dot_flops(instruction.shape, lhs, instruction.numbers("lhs_contracting_dims"))
+        )
 
     def convolution(self, computation: Computation, instruction: Instruction) -> _Cost:
         shapes = (self.shape(computation, instruction, 0), self.shape(computation, instruction, 1), instruction.shape)
-        return _labelled(instruction, _convolution(instruction, *shapes))
+        return _labelled(instruction.op_name, _convolution(instruction, *shapes))
 
     def custom_call(self, computation: Computation, instruction: Instruction) -> _Cost:
         target = instruction.attribute("custom_call_target") or ""
@@ -150,14 +173,14 @@ class _Counter:
             contracting = _GEMM_CONTRACTING.search(instruction.rest)
             if contracting:
                 dims = [int(d) for d in re.findall(r"\d+", contracting.group(1))]
-                return _labelled(instruction, dot_flops(result, operands[0], dims))
+                return _labelled(instruction.op_name, dot_flops(result, operands[0], dims))
         # The labels of a gradient call are those of the forward convolution.
         if target in _CONV_TARGETS:
-            return _labelled(instruction, _convolution(instruction, operands[0], operands[1], result))
+            return _labelled(instruction.op_name, _convolution(instruction, operands[0], operands[1], result))
         if target == _CONV_INPUT_GRADIENT:
-            return _labelled(instruction, _convolution(instruction, result, operands[1], operands[0]))
+            return _labelled(instruction.op_name, _convolution(instruction, result, operands[1], operands[0]))
         if target == _CONV_KERNEL_GRADIENT:
-            return _labelled(instruction, _convolution(instruction, operands[0], result, operands[1]))
+            return _labelled(instruction.op_name, _convolution(instruction, operands[0], result, operands[1]))
         inside = _Cost()
         for name in (instruction.attribute("called_computations") or "").split(","):
             inside.add(self.computation(name.strip().lstrip("%")))
@@ -185,8 +208,9 @@ _VISITS = {
 }
 
 
-def _labelled(instruction: Instruction, flops: int) -> _Cost:
-    scope = instruction.op_name
+def _labelled(scope: str, flops: int) -> _Cost:
+    if not scope:
+        return _Cost(flops, unlabelled=flops)
     if REMAT_SCOPE in scope:
         return _Cost(flops, remat=flops)
     return _Cost(flops, forward=0 if BACKWARD_SCOPE in scope else flops)
@@ -227,28 +251,3 @@ def _window(text: str) -> dict[str, list[int]]:
         for key, value in fields.items()
         if key in names
     }
-
-
-def _trip_count(module: Module, condition: str | None) -> int | None:
-    """Trips of a loop that counts from 0 by 1, from the constant that its condition compares with."""
-    computation = module.computations.get(condition or "")
-    root = computation.root if computation else None
-    if computation is None or root is None:
-        return None
-    compare, arguments = root, [computation.instructions.get(name) for name in root.operands]
-    if root.opcode == "fusion":
-        fused = module.computations.get(root.attribute("calls") or "")
-        compare = fused.root if fused else None
-        if fused is None or compare is None:
-            return None
-        inner = [fused.instructions.get(name) for name in compare.operands]
-        arguments = [
-            arguments[int(i.literal)] if i and i.opcode == "parameter" and i.literal.isdigit() else i for i in inner
-        ]
-    if compare.opcode != "compare" or compare.attribute("direction") not in ("LT", "GT"):
-        return None
-    # LT compares the counter with the bound, GT the bound with the counter.
-    bound = arguments[1 if compare.attribute("direction") == "LT" else 0] if len(arguments) == 2 else None
-    if bound is None or bound.opcode != "constant" or not bound.literal.isdigit():
-        return None
-    return int(bound.literal)

@@ -75,8 +75,8 @@ def _local() -> Target:
     if platform != "cpu":
         return Target(name="local", platform=platform, memory_bytes=device_memory_bytes(jax.local_devices()[0]))
     note = (
-        "XLA:CPU's default scheduler hides what rematerialisation saves outside a scan: "
-        "compile for target cpu, which uses its memory-minimising scheduler."
+        "XLA:CPU's default scheduler may hide what rematerialisation saves outside a scan: "
+        "target cpu compiles with its memory-minimising scheduler."
     )
     return Target(name="local", platform="cpu", memory_bytes=host_memory_bytes(), notes=(note,))
 

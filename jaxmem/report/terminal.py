@@ -1,0 +1,139 @@
+"""Reports and comparisons for a terminal, as rich renderables."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from jaxmem.analysis import Comparison, MemoryReport, format_bytes, format_flops
+
+_Cell = Callable[[MemoryReport], str]
+
+# Heading, and what stands under it. In a table the most telling come first: the rest wraps to further tables.
+_COLUMNS: tuple[tuple[str, _Cell], ...] = (
+    ("peak", lambda r: format_bytes(r.peak_bytes)),
+    ("temps", lambda r: format_bytes(r.temp_bytes)),
+    ("residuals*", lambda r: format_bytes(r.saved_residual_bytes)),
+    ("recompute", lambda r: format_flops(r.recompute_flops)),
+    ("fits", lambda r: r.fits),
+    ("forward*", lambda r: format_flops(r.forward_flops)),
+    ("arguments", lambda r: format_bytes(r.argument_bytes)),
+    ("outputs", lambda r: format_bytes(r.output_bytes)),
+    ("aliased", lambda r: format_bytes(r.alias_bytes)),
+    ("host temps", lambda r: format_bytes(r.host_temp_bytes)),
+)
+
+_LINES: tuple[tuple[str, _Cell], ...] = (
+    ("peak", lambda r: format_bytes(r.peak_bytes)),
+    ("  arguments", lambda r: format_bytes(r.argument_bytes)),
+    ("  outputs", lambda r: format_bytes(r.output_bytes)),
+    ("  temporaries", lambda r: format_bytes(r.temp_bytes)),
+    ("  aliased", lambda r: format_bytes(r.alias_bytes)),
+    ("compiler's own peak", lambda r: format_bytes(r.compiler_peak_bytes)),
+    ("generated code", lambda r: format_bytes(r.generated_code_bytes)),
+    ("host temporaries", lambda r: format_bytes(r.host_temp_bytes)),
+    ("saved residuals*", lambda r: format_bytes(r.saved_residual_bytes)),
+    ("forward*", lambda r: format_flops(r.forward_flops)),
+    ("whole program", lambda r: format_flops(r.flops)),
+    ("recomputed", lambda r: format_flops(r.recompute_flops)),
+)
+
+_FITS_STYLE = {"yes": "green", "no": "red", "uncertain": "yellow"}
+
+
+def print_report(report: MemoryReport, console: Console | None = None) -> None:
+    """Prints a `MemoryReport` on `console`, or on stdout."""
+    (console or Console()).print(render_report(report))
+
+
+def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
+    """Prints a `Comparison` on `console`, or on stdout."""
+    (console or Console()).print(render_comparison(comparison))
+
+
+def render_report(report: MemoryReport) -> Group:
+    """A `MemoryReport` as a titled list of numbers, the verdict, and the warnings."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for heading, cell in _LINES:
+        table.add_row(heading, cell(report))
+    verdict = Text.assemble("fits: ", (report.fits, _FITS_STYLE[report.fits]), f" - {report.fits_reason}")
+    return Group(
+        _title(f"{report.name} - target {report.target}", [report]),
+        table,
+        verdict,
+        *_notes([report]),
+    )
+
+
+def render_comparison(comparison: Comparison) -> Group:
+    """A `Comparison` as a table with a line a variant, and the warnings with the variants they concern.
+
+    Where the terminal is too narrow for all columns, the others follow in a second table.
+    """
+    rows = comparison.rows
+    return Group(
+        _title(f"target {comparison.target}", rows),
+        _Columns(rows),
+        *_verdicts(rows),
+        *_notes(rows),
+    )
+
+
+class _Columns:
+    """One line a variant; as many tables below one another as the width asks for."""
+
+    def __init__(self, rows: Sequence[MemoryReport]):
+        self.rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        left = list(_COLUMNS)
+        first = True
+        while left:
+            count = len(left)
+            while count > 1 and self._width(console, options, left[:count]) > options.max_width:
+                count -= 1
+            if not first:
+                yield ""
+            yield self._table(left[:count])
+            left, first = left[count:], False
+
+    def _width(self, console, options, columns) -> int:
+        return Measurement.get(console, options.update(width=10_000), self._table(columns)).maximum
+
+    def _table(self, columns) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+        table.add_column("variant", overflow="fold")
+        for heading, _ in columns:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for row in self.rows:
+            cells = [Text(cell(row), style=_FITS_STYLE.get(cell(row), "")) for _, cell in columns]
+            table.add_row(Text(row.name), *cells)
+        return table
+
+
+def _title(text: str, rows: Sequence[MemoryReport]) -> Text:
+    first = rows[0]
+    return Text.assemble((text, "bold"), f" - {first.provenance} by {first.backend}, jax {first.jax_version}\n")
+
+
+def _verdicts(rows: Sequence[MemoryReport]) -> Iterable[Text]:
+    return [Text(f"\n{row.name}: fits {row.fits}, {row.fits_reason}") for row in rows if row.fits != "yes"]
+
+
+def _notes(rows: Sequence[MemoryReport]) -> list:
+    legend = Text("\n* modelled from the trace; the rest is from the compiler.", style="dim")
+    concerned: dict[str, list[str]] = {}
+    for row in rows:
+        for warning in row.warnings:
+            concerned.setdefault(warning, []).append(row.name)
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for warning, names in concerned.items():
+        of = "" if len(names) == len(rows) else f"{', '.join(names)}: "
+        table.add_row(Text("!", style="yellow"), Text(of + warning))
+    return [legend, table] if concerned else [legend]
