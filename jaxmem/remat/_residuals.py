@@ -8,7 +8,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 
-def residual_bytes(fn: Callable, *args) -> int:
+def residual_bytes(fn: Callable, *args, argnums: int | None = None) -> int:
     """Bytes of the values that `jax.vjp(fn, *args)` keeps, besides the arguments themselves; modelled.
 
     A value kept twice counts once, and so does one that is an argument not at all: those bytes are there anyway.
@@ -17,7 +17,8 @@ def residual_bytes(fn: Callable, *args) -> int:
 
     Args:
       fn: function of floating-point pytrees with any pytree output.
-      *args: arrays or `jax.ShapeDtypeStruct`s.
+      *args: pytrees of arrays or `jax.ShapeDtypeStruct`s.
+      argnums: the argument that is differentiated; None for all of them.
 
     >>> import jax, jax.numpy as jnp
     >>> x = jax.ShapeDtypeStruct((256,), jnp.float32)
@@ -26,7 +27,10 @@ def residual_bytes(fn: Callable, *args) -> int:
     """
 
     def kept(*args):
-        _, vjp = jax.vjp(fn, *args)
+        if argnums is None:
+            _, vjp = jax.vjp(fn, *args)
+        else:
+            _, vjp = jax.vjp(lambda arg: fn(*args[:argnums], arg, *args[argnums + 1 :]), args[argnums])
         return jax.tree.leaves(vjp)  # a vjp function is a pytree of its residuals
 
     jaxpr = jax.make_jaxpr(kept)(*args).jaxpr

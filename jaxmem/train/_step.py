@@ -1,5 +1,6 @@
 """`make_train_step`: a workload and a config become one jitted, donated optimizer step."""
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ import optax
 from jaxmem import accumulate, precision, remat
 from jaxmem.config import Memory, MemoryConfig
 from jaxmem.errors import ConfigError, MetricError, PrecisionWithoutEffect, RematWithoutEffect, WorkloadError
+from jaxmem.objective import LossOutput
+from jaxmem.remat import residual_bytes
 from jaxmem.train._state import TrainState
 from jaxmem.workload import Workload, declares, is_array_like, path_string, select_paths
 
@@ -92,9 +95,13 @@ class TrainStep:
         # Inside jit, what a key creates is allocated once; what passes through is copied, so the caller keeps theirs.
         return jax.jit(self._init)(self._given(), self._rng if rng is None else rng)
 
+    def trace(self) -> jax.stages.Traced:
+        """The step traced on an abstract state and the workload's example batch."""
+        return self._jitted.trace(self.abstract_state(), self.abstract_batch())
+
     def lower(self) -> jax.stages.Lowered:
-        """The step lowered on an abstract state and the workload's example batch."""
-        return self._jitted.lower(self.abstract_state(), self.abstract_batch())
+        """The traced step lowered for the default backend."""
+        return self.trace().lower()
 
     def compile(self) -> jax.stages.Compiled:
         """The step compiled for this machine."""
@@ -117,6 +124,30 @@ class TrainStep:
                 do="Read state.params instead.",
             )
         nnx.update(model, *jax.tree.map(jnp.copy, (state.params, state.state)))
+
+    def residual_bytes(self, *, remat: str | None = None) -> int:
+        """Bytes that the forward pass of one micro-batch keeps for its backward pass; modelled.
+
+        Args:
+          remat: preset to assume instead of the config's.
+        """
+        remat = self.config.remat if remat is None else remat
+        step = TrainStep(self.workload, dataclasses.replace(self.config, remat=remat), self.target)
+        split = functools.partial(
+            accumulate.micro_batch,
+            index=0,
+            num_micro_batches=self.config.accumulation_steps,
+            batch_axes=self.workload.batch_axes,
+        )
+        state = self.abstract_state()
+        trainable, frozen = self._partition(state.params)
+
+        def objective(trainable, frozen, batch, rng, state):
+            output = step.loss(frozen)(trainable, batch, rng=rng, state=state)
+            return output.objective if isinstance(output, LossOutput) else output
+
+        args = (trainable, frozen, jax.eval_shape(split, self.workload.batch), state.rng, state.state)
+        return residual_bytes(objective, *args, argnums=0)
 
     def abstract_state(self) -> TrainState:
         """Shapes and dtypes of the state that `init` makes."""

@@ -1,0 +1,49 @@
+"""Teaches `analyze` and `compare` what a workload, a config and a train step are."""
+
+from jaxmem.analysis import MemoryReport, Program, analyze, analyze_program, as_program, compare
+from jaxmem.config import MemoryConfig
+from jaxmem.errors import WorkloadError
+from jaxmem.targets import Target, on_target, resolve_target
+from jaxmem.train._step import TrainStep, make_train_step
+from jaxmem.workload import Workload
+
+__all__ = ["analyze", "compare"]
+
+
+@analyze.register
+def _(workload: Workload, config: MemoryConfig | None = None, *, target: str | Target | None = None) -> MemoryReport:
+    return analyze(make_train_step(workload, config), target=target)
+
+
+@analyze.register
+def _(step: TrainStep, *, target: str | Target | None = None) -> MemoryReport:
+    resolved = resolve_target(target)
+    return analyze_program(_program(step, "step", resolved), resolved)
+
+
+@as_program.register
+def _(config: MemoryConfig, *args, name: str, target: Target) -> Program:
+    if len(args) != 1 or not isinstance(args[0], Workload):
+        raise WorkloadError(
+            wanted="compare({name: MemoryConfig(...)}, workload)",
+            got=f"{', '.join(type(arg).__name__ for arg in args) or 'no argument'} beside a MemoryConfig",
+            do="Pass the Workload as the only argument after the configs.",
+        )
+    return _program(make_train_step(args[0], config), name, target)
+
+
+@as_program.register
+def _(step: TrainStep, *args, name: str, target: Target) -> Program:
+    return _program(step, name, target)
+
+
+def _program(step: TrainStep, name: str, target: Target) -> Program:
+    with on_target(target):
+        return Program.from_traced(
+            step.trace(),
+            name=name,
+            compiler_options=step.workload.compiler_options,
+            saved_residual_bytes=step.residual_bytes,
+            plain_residual_bytes=lambda: step.residual_bytes(remat="none"),
+            remat=step.config.remat,
+        )
