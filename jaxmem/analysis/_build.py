@@ -8,7 +8,7 @@ from jaxmem.analysis._fits import judge_fit
 from jaxmem.analysis._hlo_flops import HloFlops, hlo_flops
 from jaxmem.analysis._jaxpr_flops import JaxprFlops
 from jaxmem.analysis._memory import MemoryBytes, argument_bytes, read_memory, used_devices
-from jaxmem.analysis._program import Program
+from jaxmem.analysis._program import Program, known
 from jaxmem.analysis._report import MemoryReport
 from jaxmem.analysis._units import format_bytes, format_flops
 from jaxmem.errors import InputError
@@ -47,7 +47,7 @@ def compile_for(lowered, target: Target, compiler_options=None):
 def build_report(
     compiled, *, name: str, target: Target, program: Program | None = None, notes: tuple[str, ...] = ()
 ) -> MemoryReport:
-    """The report of a compiled program; `program` must be resolved."""
+    """The report of a compiled program; `program` tells what was known before compiling it."""
     devices = used_devices(compiled)
     backend = devices[0].platform if devices else target.platform
     if backend != target.platform:
@@ -59,8 +59,7 @@ def build_report(
     count = max(len(devices), 1)
     memory = read_memory(compiled)
     arguments = argument_bytes(compiled)
-    modelled = program.modelled_flops if program else None
-    assert modelled is None or isinstance(modelled, JaxprFlops)  # resolved
+    modelled = known(program.modelled_flops) if program else None
     flops, flop_notes = _compiled_flops(compiled)
     recompute = _recomputed(flops, modelled, count)
     capacity = target.memory_bytes
@@ -100,7 +99,7 @@ def build_report(
         host_alias_bytes=shown.host_alias_bytes,
         generated_code_bytes=shown.generated_code_bytes,
         argument_provenance="compiled" if memory else "modelled",
-        saved_residual_bytes=program.saved_residual_bytes if program else None,
+        saved_residual_bytes=known(program.saved_residual_bytes) if program else None,
         remat=program.remat if program else "none",
         forward_flops=modelled.forward if modelled else None,
         asked_recompute_flops=modelled.recompute if modelled else None,

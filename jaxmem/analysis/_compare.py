@@ -10,7 +10,7 @@ import jax
 import jaxlib.version
 
 from jaxmem.analysis._analyze import analyze_variant
-from jaxmem.analysis._program import Program, as_program
+from jaxmem.analysis._program import Program, as_program, known
 from jaxmem.analysis._report import MemoryReport
 from jaxmem.errors import InputError, RematWithoutEffect
 from jaxmem.targets import Target, resolve_target
@@ -112,9 +112,11 @@ def compare(
 
 
 def check_remat_effect(program: Program) -> None:
-    """RematWithoutEffect where a resolved program's remat setting keeps what the plain step keeps."""
-    saved, plain = program.saved_residual_bytes, program.plain_residual_bytes
-    if program.remat == "none" or saved is None or plain is None or saved != plain:
+    """RematWithoutEffect where a program's remat setting keeps what the plain step keeps."""
+    if program.remat == "none":
+        return
+    saved, plain = known(program.saved_residual_bytes), known(program.plain_residual_bytes)
+    if saved is None or plain is None or saved != plain:
         return
     raise RematWithoutEffect(
         wanted=f"remat={program.remat!r} to change what {program.name!r} keeps for its backward pass",

@@ -50,7 +50,8 @@ class HloFlops:
 def hlo_flops(text: str) -> HloFlops:
     """FLOPs of the optimised HLO in `text` (`Compiled.as_text()`); a pure function, linear in its length.
 
-    Of a conditional the costliest branch counts. A loop whose trip count depends on data counts once. Both are said in `notes`, as are custom calls that are not counted.
+    Of a conditional the costliest branch counts, and a loop whose trip count depends on data counts once:
+    `notes` says so, and names custom calls that are not counted.
 
     Raises:
       ValueError: the text has no entry computation.
@@ -105,7 +106,9 @@ class _Counter:
             return known
         total = self.costs[name] = _Cost()
         computation = self.module.computations.get(name)
-        for instruction in computation.instructions.values() if computation else ():
+        if computation is None:
+            return total
+        for instruction in computation.instructions.values():
             visit = _VISITS.get(instruction.opcode)
             if visit is not None:
                 total.add(self.with_label(computation, instruction, visit(self, computation, instruction)))

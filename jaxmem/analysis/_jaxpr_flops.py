@@ -36,7 +36,7 @@ def jaxpr_flops(jaxpr: "core.ClosedJaxpr | core.Jaxpr") -> JaxprFlops:
     128
     """
     counter = _Counter()
-    total = counter.jaxpr(getattr(jaxpr, "jaxpr", jaxpr), "forward")
+    total = counter.jaxpr(jaxpr.jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr, "forward")
     return JaxprFlops(
         forward=total["forward"], backward=total["backward"], recompute=total["recompute"], notes=counter.notes()
     )

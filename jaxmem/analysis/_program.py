@@ -46,8 +46,12 @@ class Program:
     def resolved(self) -> "Program":
         """The same with every modelled value computed."""
         names = ("modelled_flops", "saved_residual_bytes", "plain_residual_bytes")
-        values = {name: getattr(self, name) for name in names}
-        return dataclasses.replace(self, **{k: v() if callable(v) else v for k, v in values.items()})
+        return dataclasses.replace(self, **{name: known(getattr(self, name)) for name in names})
+
+
+def known(value: Any) -> Any:
+    """A value, or what a function of nothing returns."""
+    return value() if callable(value) else value
 
 
 @functools.singledispatch
@@ -89,6 +93,7 @@ def function_program(
     options = {"donate_argnums": donate_argnums, "static_argnames": static_argnames}
     if in_shardings is not None:
         options["in_shardings"] = in_shardings
+    jitted: Any = fn
     if hasattr(fn, "trace"):
         given = [key for key, value in options.items() if key == "in_shardings" or value not in ((), None)]
         if given:
@@ -97,7 +102,6 @@ def function_program(
                 got=f"{', '.join(given)} for {name!r}, which jax.jit made already",
                 do="Pass the function that jax.jit wraps, or give jax.jit these options.",
             )
-        jitted = fn
     else:
         jitted = jax.jit(fn, **options)
     _check_arguments(fn, args, name)
@@ -125,7 +129,7 @@ def _movable(args, target: Target):
 
     def move(leaf):
         nonlocal dropped
-        if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        if not isinstance(leaf, jax.Array):
             return leaf
         devices = leaf.sharding.device_set
         if next(iter(devices)).platform == target.platform:

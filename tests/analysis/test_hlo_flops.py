@@ -59,7 +59,8 @@ def test_a_conditional_counts_its_costliest_branch_and_says_so():
 
 def module(*entry: str, before: str = "") -> str:
     lines = "\n".join(f"  {line}" for line in entry)
-    return f"HloModule m\n\nFileLocations\n1 {{file_name_id=1 line=8}}\n\n{before}\nENTRY %main (p: f32[8]) -> f32[8] {{\n{lines}\n}}\n"
+    tables = "HloModule m\n\nFileLocations\n1 {file_name_id=1 line=8}\n"
+    return f"{tables}\n{before}\nENTRY %main (p: f32[8]) -> f32[8] {{\n{lines}\n}}\n"
 
 
 PARAMETERS = ("%a = f32[8,16]{1,0} parameter(0)", "%b = f32[16,4]{1,0} parameter(1)")
@@ -171,7 +172,8 @@ def test_a_custom_call_that_may_multiply_is_named_and_a_harmless_one_is_not():
     ],
 )
 def test_what_a_fusion_swallowed_without_label_takes_the_label_of_the_fusion(scope, forward, recompute):
-    fused = f"%fused (a: f32[8,16], b: f32[16,4]) -> f32[8,4] {{\n  {PARAMETERS[0]}\n  {PARAMETERS[1]}\n  ROOT %y = f32[8,4]{{1,0}} {DOT}\n}}\n"
+    lines = "\n  ".join([*PARAMETERS, f"ROOT %y = f32[8,4]{{1,0}} {DOT}"])
+    fused = f"%fused (a: f32[8,16], b: f32[16,4]) -> f32[8,4] {{\n  {lines}\n}}\n"
     call = f'ROOT %f = f32[8,4]{{1,0}} fusion(%a, %b), kind=kCustom, calls=%fused, metadata={{op_name="{scope}"}}'
     counted = hlo_flops(module(*PARAMETERS, call, before=fused))
     assert (counted.flops, counted.forward_flops, counted.recompute_flops) == (1024, forward, recompute)
