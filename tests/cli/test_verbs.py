@@ -50,7 +50,7 @@ def test_compare_has_a_row_for_each_preset_in_the_order_asked(capfd, model, tmp_
     assert rows[0]["saved_residual_bytes"] < rows[1]["saved_residual_bytes"]
     assert rows[0]["recompute_flops"] >= rows[1]["recompute_flops"]
     assert "full" in ran.out and "none" in ran.out
-    assert sorted(os.listdir(tmp_path)) == ["__pycache__", "model.py", "table.json"]
+    assert set(os.listdir(tmp_path)) - {"__pycache__"} == {"model.py", "table.json"}
 
 
 def test_what_the_file_prints_does_not_reach_the_json(capfd, tmp_path):
