@@ -19,7 +19,11 @@ def describe(name: str, value) -> Iterator[str]:
     if isinstance(value, types.ModuleType):
         yield f"{name}: module"
         for inner in sorted(public_names(value)):
-            yield from describe(f"{name}.{inner}", getattr(value, inner))
+            member = getattr(value, inner)
+            if member is getattr(jaxmem, inner, None):
+                yield f"{name}.{inner}: see jaxmem.{inner}"
+            else:
+                yield from describe(f"{name}.{inner}", member)
     elif isinstance(value, type):
         bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
         yield f"{name}: class{signature(value)}" + (f" of {bases}" if bases else "")

@@ -1,0 +1,67 @@
+"""The README's commands are those that CI runs; its example runs as printed."""
+
+import contextlib
+import functools
+import io
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import rich.console
+
+import jaxmem
+from jaxmem.report.terminal import render_comparison
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    """The README's fenced blocks of one language, without their fences."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def test_ci_runs_the_two_commands():
+    done = subprocess.run([ROOT / ".ci/run", "commands"], capture_output=True, text=True, check=True)
+    assert done.stdout == "".join(blocks("sh"))
+    assert len(done.stdout.splitlines()) == 2, "each command is one line that does all its set-up"
+
+
+def test_the_commands_name_files_and_extras_that_exist():
+    compare, tests = blocks("sh")
+    assert (ROOT / re.search(r"jaxmem compare (\S+)", compare).group(1)).is_file()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.search(r"'\.\[(.*?)\]'", tests).group(1).split(",")) <= set(extras)
+
+
+@functools.cache
+def run_example() -> dict:
+    """What the Python example leaves behind."""
+    (example,) = blocks("python")
+    names = {"__name__": "readme"}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(example, str(ROOT / "README.md"), "exec"), names)
+    return {**names, "printed": printed.getvalue()}
+
+
+def test_the_example_runs():
+    names = run_example()
+    assert str(names["step"].report()) in names["printed"]
+    assert str(names["metrics"]["loss"]) in names["printed"]
+    assert int(names["state"].step) == 1
+
+
+def test_the_printed_table_has_the_headings_of_todays():
+    names = run_example()
+    comparison = jaxmem.compare({"none": jaxmem.MemoryConfig()}, names["workload"], target="cpu")
+    with (console := rich.console.Console(width=80)).capture() as today:
+        console.print(render_comparison(comparison))
+    (printed,) = blocks("text")
+    assert headings(printed) == headings(today.get())
+    assert [line.split()[0] for line in printed.splitlines()[3:7]] == ["none", "full", "dots", "dots_no_batch"]
+
+
+def headings(table: str) -> set[str]:
+    """The words of the lines that begin with `variant`."""
+    return {word for line in table.splitlines() if line.startswith("variant") for word in line.split()}
