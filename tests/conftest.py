@@ -4,10 +4,14 @@ import os
 
 # Tests run on the CPU, whatever the machine has; with a CUDA plugin and no GPU, anything else does not even start.
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Eight devices of it, so that a batch or a parameter can be sharded.
-_EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
-if _EIGHT_DEVICES not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_EIGHT_DEVICES}".strip()
+_FLAGS = (
+    "--xla_force_host_platform_device_count=8",  # so that a batch or a parameter can be sharded
+    # Machine code of the lowest quality, in a third of the time: buffers and HLO are the same, and tests compile
+    # hundreds of tiny programs. What trains for long sets its own flags.
+    "--xla_backend_optimization_level=0",
+)
+_given = os.environ.get("XLA_FLAGS", "").split()
+os.environ["XLA_FLAGS"] = " ".join(_given + [flag for flag in _FLAGS if flag not in _given])
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import hypothesis  # noqa: E402
