@@ -35,7 +35,9 @@ def _without_io_effects(jaxpr):
     if not jaxpr.effects:
         return jaxpr
     eqns = [
-        eqn.replace(params={k: inner(v) for k, v in eqn.params.items()}, effects=erase(eqn.effects)) if eqn.effects else eqn
+        eqn.replace(params={k: inner(v) for k, v in eqn.params.items()}, effects=erase(eqn.effects))
+        if eqn.effects
+        else eqn
         for eqn in jaxpr.eqns
     ]
     return jaxpr.replace(eqns=eqns, effects=erase(jaxpr.effects))

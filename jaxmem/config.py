@@ -134,7 +134,9 @@ class MemoryConfig:
         try:
             fields = json.loads(text)
         except ValueError as error:
-            raise ConfigError(wanted="a MemoryConfig as JSON", got=f"invalid JSON ({error})", do="Check the file.") from None
+            raise ConfigError(
+                wanted="a MemoryConfig as JSON", got=f"invalid JSON ({error})", do="Check the file."
+            ) from None
         if not isinstance(fields, dict):
             raise ConfigError(
                 wanted="a JSON object of MemoryConfig fields",

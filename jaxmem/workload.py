@@ -13,6 +13,7 @@ from jaxmem.objective import LossOutput, WeightedMean
 
 __all__ = ["LossOutput", "WeightedMean", "Workload"]
 
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Workload:
     """A training problem, compared by identity.

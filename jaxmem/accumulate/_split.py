@@ -52,27 +52,28 @@ class Split:
     @classmethod
     def of(cls, batch, num_micro_batches: int, *, batch_axes, pad) -> "Split":
         paths_and_leaves = jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_none)
-        prefixes = [_broadcast(batch_axes, batch, "batch_axes"), _broadcast(pad, batch, "pad")]
-        axes, sizes = [], {}
-        for (path, leaf), axis in zip(paths_and_leaves, prefixes[0], strict=True):
-            name = path_string(path, root="batch")
-            if leaf is None:
-                axis = None
+        given = zip(
+            paths_and_leaves, _broadcast(batch_axes, batch, "batch_axes"), _broadcast(pad, batch, "pad"), strict=True
+        )
+        axes, fills, sizes, unpadded = [], [], {}, []
+        for (path, leaf), axis, fill in given:
+            axis = None if leaf is None else axis
             if axis is not None:
+                name = path_string(path, root="batch")
                 axis = _example_axis(leaf, axis, name)
                 sizes[name] = leaf.shape[axis]
+                if fill is None:
+                    unpadded.append(name)
             axes.append(axis)
+            fills.append(fill)
         size = _common_size(sizes)
-        if size % num_micro_batches:
-            unpadded = [n for n, fill in zip(sizes, (f for f, a in zip(prefixes[1], axes) if a is not None)) if fill is None]
-            if unpadded:
-                name = unpadded[0]
-                raise BatchError(
-                    wanted=f"a batch that accumulation_steps K={num_micro_batches} divides",
-                    got=f"B={size} rows at {name}",
-                    do=f"Use a K that divides {size}, or give `pad` fill values with a weighted objective.",
-                )
-        return cls(num_micro_batches=num_micro_batches, size=size, axes=tuple(axes), fills=tuple(prefixes[1]))
+        if size % num_micro_batches and unpadded:
+            raise BatchError(
+                wanted=f"a batch that accumulation_steps K={num_micro_batches} divides",
+                got=f"B={size} rows at {unpadded[0]}",
+                do=f"Use a K that divides {size}, or give `pad` fill values with a weighted objective.",
+            )
+        return cls(num_micro_batches=num_micro_batches, size=size, axes=tuple(axes), fills=tuple(fills))
 
     @property
     def padded(self) -> bool:

@@ -14,7 +14,7 @@ from jaxmem.errors import ConfigError, MetricError, PrecisionWithoutEffect, Rema
 from jaxmem.objective import LossOutput
 from jaxmem.remat import residual_bytes
 from jaxmem.train._state import TrainState
-from jaxmem.workload import Workload, declares, is_array_like, path_string, select_paths
+from jaxmem.workload import Workload, declares, path_string, select_paths
 
 if TYPE_CHECKING:
     from jaxmem.analysis import MemoryReport
@@ -264,9 +264,7 @@ class TrainStep:
 def _merge(trainable, frozen):
     if frozen is None:
         return trainable
-    return jax.tree.map(
-        lambda a, b: b if a is None else a, trainable, frozen, is_leaf=lambda x: x is None
-    )
+    return jax.tree.map(lambda a, b: b if a is None else a, trainable, frozen, is_leaf=lambda x: x is None)
 
 
 def _some_paths(params) -> list[str]:
