@@ -11,18 +11,24 @@ from importlib import metadata
 import jax
 import numpy as np
 
+import jaxmem
+
 
 def emit(figures: dict[str, float], *, target: str, provenance: dict[str, str], notes: dict | None = None) -> None:
     """Writes one JSON object to the place that `--json` names ("-" is stdout)."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", default="-", metavar="OUT", help='a file, or "-" for stdout')
     out = parser.parse_args().json
-    packages = ("jax", "jaxlib", "flax", "optax", "jaxmem")
+    packages = ("jax", "jaxlib", "flax", "optax")
     record = {
         "figures": figures,
         "provenance": provenance,
         "target": target,
-        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in packages},
+            "jaxmem": jaxmem.__version__,
+        },
         **(notes or {}),
     }
     text = json.dumps(record, indent=2)
