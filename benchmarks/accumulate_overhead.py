@@ -2,8 +2,8 @@
 
     python -m benchmarks.accumulate_overhead --json -
 
-The model is the tiny GPT of `examples/gpt.py` on 64 rows, K = 8, AdamW. The hand-written step knows that every micro-batch has the
-same number of tokens, so it may average; jaxmem's finds that out from the weights.
+The model is the tiny GPT of `examples/gpt.py` on 64 rows, K = 8, AdamW. The hand-written step knows that every
+micro-batch has the same number of tokens, so it may average; jaxmem's finds that out from the weights.
 """
 
 import importlib.util
