@@ -23,8 +23,8 @@ def linen_fields(module, loss_fn, batch, rng_streams: tuple[str, ...]) -> dict:
             do="Instantiate the module, e.g. Workload.from_linen(MyModel(width=64), ...).",
         )
 
-    def build(memory):
-        return module if is_module else module(memory)
+    def build(memory) -> nn.Module:
+        return module if isinstance(module, nn.Module) else module(memory)
 
     def streams(key):
         return {name: key if i == 0 else jax.random.fold_in(key, i) for i, name in enumerate(rng_streams)}

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxmem.errors import StateError
 from jaxmem.objective import Last, Max, Sum, WeightedMean
@@ -9,6 +10,8 @@ from jaxmem.workload import path_string
 
 KINDS = (WeightedMean, Sum, Max, Last)
 STATE_REDUCTIONS = ("carry", "mean", "sum", "max", "last")
+# What a leaf must be to be reduced so; 'carry' and 'last' take anything, PRNG keys included.
+REDUCED_KINDS = {"mean": (jnp.inexact, "floating"), "sum": (jnp.number, "numeric"), "max": (np.generic, "real")}
 
 
 def _is_metric(x) -> bool:
@@ -81,11 +84,12 @@ def state_reductions(reduction, state):
                 got=f"{name!r} for {where}",
                 do="Choose how micro-batches combine that leaf.",
             )
-        if name == "mean" and not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+        kind = REDUCED_KINDS.get(name)
+        if kind and not jnp.issubdtype(jnp.result_type(leaf), kind[0]):
             raise StateError(
-                wanted="a floating leaf for the state reduction 'mean'",
+                wanted=f"a {kind[1]} leaf for the state reduction {name!r}",
                 got=f"{jnp.result_type(leaf)} at {where}",
-                do="Use 'sum', 'max', 'last' or 'carry' for that leaf.",
+                do="Choose another reduction for that leaf, e.g. 'carry' or 'last'.",
             )
     return names
 
@@ -94,7 +98,7 @@ def init_state(state, names):
     """The accumulator of each state leaf, in the leaf's own dtype except for sums and means of floats."""
 
     def init(leaf, name):
-        if name == "mean":
+        if name in ("mean", "sum"):
             return jnp.zeros(jnp.shape(leaf), sum_dtype(jnp.result_type(leaf)))
         return jnp.asarray(leaf)
 
@@ -113,7 +117,7 @@ def add_state(state, accumulated, new, names, is_first):
         if name == "mean":
             return acc + new.astype(acc.dtype)
         if name == "sum":  # every micro-batch counts on from the start
-            return acc + (new - start)
+            return acc + (new.astype(acc.dtype) - jnp.asarray(start, acc.dtype))
         if name == "max":
             return jnp.where(is_first, new, jnp.maximum(acc, new))
         return new
@@ -125,7 +129,11 @@ def finish_state(state, accumulated, names, num_micro_batches: int):
     """The state after the whole batch, in the dtypes it came in."""
 
     def finish(leaf, acc, name):
-        return (acc / num_micro_batches).astype(jnp.result_type(leaf)) if name == "mean" else acc
+        if name == "mean":
+            acc = acc / num_micro_batches
+        elif name == "sum":
+            acc = acc + jnp.asarray(leaf, acc.dtype)
+        return acc.astype(jnp.result_type(leaf))
 
     return jax.tree.map(finish, state, accumulated, names)
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxmem.errors import BatchError
+from jaxmem.errors import BatchError, ConfigError
 from jaxmem.workload import is_array_like, path_string
 
 
@@ -25,12 +26,25 @@ def micro_batch(batch, index, num_micro_batches: int, *, batch_axes: Any = 0, pa
 
     Raises:
       BatchError: if K does not divide B and there is no `pad`, or leaves disagree about B.
+      ConfigError: if K is not a whole number of at least 1.
 
     >>> import jax.numpy as jnp
     >>> micro_batch({"x": jnp.arange(6)}, 1, 3)["x"].tolist()
     [1, 4]
     """
-    return Split.of(batch, num_micro_batches, batch_axes=batch_axes, pad=pad).take(batch, index)
+    count = micro_batch_count(num_micro_batches)
+    return Split.of(batch, count, batch_axes=batch_axes, pad=pad).take(batch, index)
+
+
+def micro_batch_count(value) -> int:
+    """K as an int; ConfigError if it is not a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ConfigError(
+            wanted="num_micro_batches to be a whole number of at least 1",
+            got=repr(value),
+            do="Use 1 for no accumulation.",
+        )
+    return int(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,8 +71,9 @@ class Split:
         )
         axes, fills, sizes, unpadded = [], [], {}, []
         for (path, leaf), axis, fill in given:
-            axis = None if leaf is None else axis
-            if axis is not None:
+            if leaf is None or axis is None:
+                axis = None
+            else:
                 name = path_string(path, root="batch")
                 axis = _example_axis(leaf, axis, name)
                 sizes[name] = leaf.shape[axis]
@@ -66,7 +81,7 @@ class Split:
                     unpadded.append(name)
             axes.append(axis)
             fills.append(fill)
-        size = _common_size(sizes)
+        size = _common_size(sizes, num_micro_batches)
         if size % num_micro_batches and unpadded:
             raise BatchError(
                 wanted=f"a batch that accumulation_steps K={num_micro_batches} divides",
@@ -134,6 +149,12 @@ def _broadcast(prefix, batch, name: str) -> list:
 
 
 def _example_axis(leaf, axis, name: str) -> int:
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+        raise BatchError(
+            wanted="batch_axes made of axis numbers and None",
+            got=f"{axis!r} for {name}",
+            do="Give the number of that leaf's example axis, or None to pass the leaf whole.",
+        )
     ndim = getattr(leaf, "ndim", 0) if is_array_like(leaf) else 0
     if not -ndim <= axis < ndim:
         shape = tuple(leaf.shape) if hasattr(leaf, "shape") else "no shape"
@@ -145,7 +166,7 @@ def _example_axis(leaf, axis, name: str) -> int:
     return axis % ndim
 
 
-def _common_size(sizes: dict[str, int]) -> int:
+def _common_size(sizes: dict[str, int], num_micro_batches: int) -> int:
     if not sizes:
         raise BatchError(
             wanted="a batch with at least one batched leaf",
@@ -157,7 +178,7 @@ def _common_size(sizes: dict[str, int]) -> int:
         if other != size:
             raise BatchError(
                 wanted=f"all batched leaves to have the same number of rows (B={size} at {first})",
-                got=f"B={other} at {name}",
+                got=f"B={other} at {name}, to be cut into K={num_micro_batches} micro-batches",
                 do="Set batch_axes to None for leaves that are not batched, or correct the batch.",
             )
     if size == 0:

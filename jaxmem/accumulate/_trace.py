@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxmem._compat import prune
 from jaxmem.errors import DifferentiableWeight, IntegerParameterError, MetricError, ObjectiveError, StateError
 from jaxmem.objective import Last, LossOutput, Max, Objective, Sum, WeightedMean
-from jaxmem.workload import call_loss, path_string
+from jaxmem.workload import call_loss, is_array_like, path_string
 
 METRIC_KINDS = (WeightedMean, Sum, Max, Last)
 
@@ -157,7 +157,7 @@ def _scalar(value, what: str, *, allow_integer: bool = False):
         dtype = jnp.result_type(value)
         if jnp.issubdtype(dtype, jnp.floating) or (allow_integer and jnp.issubdtype(dtype, jnp.integer)):
             return jnp.asarray(value)
-    kind = f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else type(value).__name__
+    kind = f"{jnp.result_type(value)}{list(jnp.shape(value))}" if is_array_like(value) else type(value).__name__
     raise ObjectiveError(
         wanted="an objective made of real scalars: a scalar, a WeightedMean, a Sum, or a sum of these",
         got=f"{what} = {kind}",

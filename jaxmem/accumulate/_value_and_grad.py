@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem.accumulate import _reduce
-from jaxmem.accumulate._split import Split
+from jaxmem.accumulate._split import Split, micro_batch_count
 from jaxmem.accumulate._trace import TracedLoss, check_differentiable, check_weights
-from jaxmem.accumulate._weights import total_weights
+from jaxmem.accumulate._weights import total_weights, weight_dtype
 from jaxmem.config import float_dtype_name
 from jaxmem.errors import ConfigError, ObjectiveError
 
@@ -83,12 +83,7 @@ def value_and_grad(
     >>> accumulate.value_and_grad(loss, 2)(jnp.float32(1.0), batch).grads  # 2 (0 + 4 + 9) / 3
     Array(8.666667, dtype=float32)
     """
-    if isinstance(num_micro_batches, bool) or int(num_micro_batches) != num_micro_batches or num_micro_batches < 1:
-        raise ConfigError(
-            wanted="num_micro_batches to be a whole number of at least 1",
-            got=repr(num_micro_batches),
-            do="Use 1 for no accumulation.",
-        )
+    num_micro_batches = micro_batch_count(num_micro_batches)
     if data_sharding is not None:
         raise ConfigError(
             wanted="data_sharding=None: this version of jaxmem does not accumulate per shard",
@@ -97,7 +92,6 @@ def value_and_grad(
         )
     accumulator_dtype = jnp.dtype(float_dtype_name(accumulator_dtype, "accumulator_dtype"))
 
-    @functools.wraps(loss_fn, assigned=("__name__", "__qualname__", "__module__"), updated=())
     def fn(params, batch, *, rng=None, state=None, loss_scale=None) -> Gradients:
         check_differentiable(params)
         split = Split.of(batch, num_micro_batches, batch_axes=batch_axes, pad=pad)
@@ -108,7 +102,7 @@ def value_and_grad(
         traced = TracedLoss.of(loss_fn, params, take(0), key_of(0), state)
         check_weights(traced)
         if split.padded:
-            _check_paddable(traced)
+            _check_paddable(traced, split)
 
         if num_micro_batches == 1:
             totals = None
@@ -129,14 +123,16 @@ def value_and_grad(
 
         if num_micro_batches == 1:
             value, grads, micro = gradient(0, state)
-            metrics, new_state = micro.metrics, micro.state
-            totals = [None if t.weight is None else t.weight.astype(jnp.float32) for t in micro.terms]
+            metrics = _reduce.add_metrics(_reduce.init_metrics(traced.out_shapes.metrics), micro.metrics)
+            new_state = micro.state
+            totals = [None if t.weight is None else t.weight.astype(weight_dtype(t)) for t in micro.terms]
         else:
             value, grads, metrics, new_state = _scan(
                 gradient, params, state, names, traced.out_shapes, num_micro_batches, accumulator_dtype
             )
         if loss_scale is not None:
-            grads = jax.tree.map(lambda g: g / jnp.asarray(loss_scale, g.dtype), grads)
+            # In a wide dtype: a scale of 2**16 is infinite in float16, and a gradient divided by it 0.
+            grads = jax.tree.map(lambda g: _divide(g.astype(_reduce.sum_dtype(g.dtype)), loss_scale), grads)
         grads = jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), grads, params)
         return Gradients(
             value=value,
@@ -147,6 +143,8 @@ def value_and_grad(
             finite=jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in (value, *jax.tree.leaves(grads))])),
         )
 
+    # Not functools.wraps: the signature must stay fn's own, which jax.jit reads for donate_argnames.
+    fn.__name__ = fn.__qualname__ = getattr(loss_fn, "__name__", "loss")
     return fn
 
 
@@ -197,10 +195,28 @@ def _micro_key(rng, num_micro_batches: int):
     return lambda index: jax.random.fold_in(rng, index)
 
 
-def _check_paddable(traced: TracedLoss) -> None:
-    if any(term.rule == "mean" for term in traced.out_shapes.terms):
-        raise ObjectiveError(
-            wanted="a weighted objective, since `pad` adds rows that must not count",
-            got="a bare scalar, whose mean would count the padded rows",
-            do="Return WeightedMean(total, weight) with weight 0 for padded rows.",
-        )
+def _divide(grad, scale):
+    return grad / jnp.asarray(scale, grad.dtype)
+
+
+def _check_paddable(traced: TracedLoss, split: Split) -> None:
+    for i, term in enumerate(traced.out_shapes.terms):
+        if term.rule == "mean":
+            raise ObjectiveError(
+                wanted="a weighted objective, since `pad` adds rows that must not count",
+                got="a bare scalar, whose mean would count the padded rows",
+                do="Return WeightedMean(total, weight) with weight 0 for padded rows.",
+            )
+        if term.rule == "weighted" and not _reads_rows(traced, i, split):
+            raise ObjectiveError(
+                wanted="weights counted from the values of the batch, since `pad` adds rows that must not count",
+                got=f"a weight of objective term {i} that is the same whatever the rows hold, such as their number",
+                do="Count the valid rows, e.g. jnp.sum(labels != -100).",
+            )
+
+
+def _reads_rows(traced: TracedLoss, term: int, split: Split) -> bool:
+    """Whether a term's weight depends on the values of any leaf that is cut into micro-batches."""
+    _, (_, batch_needs, *_) = traced.cut(lambda micro: micro.terms[term].weight)
+    needs = jax.tree.leaves(batch_needs, is_leaf=lambda x: x is None)
+    return any(need and axis is not None for need, axis in zip(needs, split.axes, strict=True))

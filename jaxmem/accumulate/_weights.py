@@ -7,7 +7,7 @@ from jaxmem.accumulate._trace import TracedLoss
 
 
 def total_weights(traced: TracedLoss, params, state, take, key_of, num_micro_batches: int, carried) -> list:
-    """The weight of every "weighted" term, summed over all micro-batches, float32 (None for other terms).
+    """The weight of every "weighted" term, summed over all micro-batches, in at least float32 (None for others).
 
     The loss's jaxpr is cut to its weights, so a mask that is counted costs no forward pass. A weight
     that depends on carried state needs the states of all micro-batches, and pays for a forward.
@@ -22,7 +22,8 @@ def total_weights(traced: TracedLoss, params, state, take, key_of, num_micro_bat
         return [term.weight for term in micro.terms if term.rule == "weighted"]
 
     rules = [term.rule for term in traced.out_shapes.terms]
-    if "weighted" not in rules:
+    dtypes = [weight_dtype(term) for term in traced.out_shapes.terms if term.rule == "weighted"]
+    if not dtypes:
         return [None] * len(rules)
     fn, needs = traced.cut(weights)
     _, batch_needs, rng_needs, state_needs = needs
@@ -41,22 +42,29 @@ def total_weights(traced: TracedLoss, params, state, take, key_of, num_micro_bat
             state = jax.tree.map(lambda old, new, carry: new if carry else old, state, new_state, carried)
             return (_add(totals, new), state), None
 
-        totals, _ = jax.lax.scan(add_and_carry, (_zeros(rules), state), jnp.arange(num_micro_batches))[0]
+        totals, _ = jax.lax.scan(add_and_carry, (_zeros(dtypes), state), jnp.arange(num_micro_batches))[0]
     elif any(jax.tree.leaves((batch_needs, rng_needs))):
 
         def add(totals, i):
             return _add(totals, of_micro_batch(i, state)), None
 
-        totals, _ = jax.lax.scan(add, _zeros(rules), jnp.arange(num_micro_batches))
+        totals, _ = jax.lax.scan(add, _zeros(dtypes), jnp.arange(num_micro_batches))
     else:  # the same for every micro-batch
-        totals = [w.astype(jnp.float32) * num_micro_batches for w in of_micro_batch(0, state)]
+        weights_of_one = zip(of_micro_batch(0, state), dtypes, strict=True)
+        totals = [weight.astype(dtype) * num_micro_batches for weight, dtype in weights_of_one]
     totals = iter(totals)
     return [next(totals) if rule == "weighted" else None for rule in rules]
 
 
-def _zeros(rules):
-    return [jnp.zeros((), jnp.float32) for rule in rules if rule == "weighted"]
+def weight_dtype(term):
+    """The dtype that a term's weights are summed in: at least float32, and wider only if they are."""
+    dtype = jnp.float32 if term.weight is None else term.weight.dtype
+    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else jnp.dtype(jnp.float32)
+
+
+def _zeros(dtypes):
+    return [jnp.zeros((), dtype) for dtype in dtypes]
 
 
 def _add(totals, new):
-    return [total + w.astype(jnp.float32) for total, w in zip(totals, new, strict=True)]
+    return [total + w.astype(total.dtype) for total, w in zip(totals, new, strict=True)]

@@ -59,7 +59,7 @@ def checkpoint(target: Any, policy: str, *, static_argnames: tuple[str, ...] = (
         return _nnx_call(type(target).__call__, target, names, options)
     owner = getattr(target, "__self__", None)
     if owner is not None and _is_a(type(owner), "flax.nnx", "Module"):
-        return _nnx_call(target.__func__, owner, names, options)
+        return _nnx_call(getattr(type(owner), target.__name__), owner, names, options)
     for kind in (type(target), type(owner)):
         if _is_a(kind, "flax.linen", "Module"):
             raise InputError(

@@ -181,11 +181,10 @@ def plain_step(kind, params, batch, key, num_micro_batches):
     def objective(params):
         outs = [output(kind.logits(params, part, key), part) for part, key in zip(parts, keys, strict=True)]
         terms = zip(*(out.objective.terms() for out in outs), strict=True)
-        value = sum(
-            term[0][0] * sum(t.total for _, t in term) / sum(t.weight for _, t in term) for term in terms
-        )
+        value = sum(term[0][0] * sum(t.total for _, t in term) / sum(t.weight for _, t in term) for term in terms)
         metrics = {
-            "accuracy": sum(o.metrics["accuracy"].total for o in outs) / sum(o.metrics["accuracy"].weight for o in outs),
+            "accuracy": sum(o.metrics["accuracy"].total for o in outs)
+            / sum(o.metrics["accuracy"].weight for o in outs),
             "tokens": sum(o.metrics["tokens"].value for o in outs),
             "max_logit": jnp.max(jnp.stack([o.metrics["max_logit"].value for o in outs])),
         }
