@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def make_train_step(
-    workload: Workload, config: MemoryConfig | None = None, *, mesh: Any = None, target: str | None = None
+    workload: Workload, config_or_plan: MemoryConfig | None = None, *, mesh: Any = None, target: str | None = None
 ) -> "TrainStep":
     """One optimizer step of a workload: micro-batches, remat and precision as the config says.
 
     Args:
       workload: what is trained.
-      config: how; the default is the plain step.
+      config_or_plan: how, a `MemoryConfig`; the default is the plain step.
       mesh: reserved; anything but None is refused.
       target: name of the chip that `step.report()` compiles for; None for the machine's own.
 
@@ -49,7 +49,7 @@ def make_train_step(
             got=type(workload).__name__,
             do="Make one with Workload(loss_fn, params, batch, optimizer), from_linen or from_nnx.",
         )
-    config = MemoryConfig() if config is None else config
+    config = MemoryConfig() if config_or_plan is None else config_or_plan
     if not isinstance(config, MemoryConfig):
         raise ConfigError(wanted="a jaxmem.MemoryConfig", got=repr(config), do="Pass MemoryConfig(...).")
     if mesh is not None:
@@ -92,7 +92,7 @@ class TrainStep:
                         got=f"only a shape at {path_string(path, root=name)}",
                         do="Give the workload real parameters; shapes are enough for analyze and compare.",
                     )
-        # Inside jit, what a key creates is allocated once; what passes through is copied, so the caller keeps theirs.
+        # Inside jit, so that what a key creates is allocated once.
         return jax.jit(self._init)(self._given(), self._rng if rng is None else rng)
 
     def trace(self) -> jax.stages.Traced:
@@ -170,7 +170,7 @@ class TrainStep:
     def _init(self, given, rng) -> TrainState:
         key = jax.random.fold_in(rng, jnp.uint32(2**32 - 1))  # no window has this index
         params, state = (
-            create(key) if callable(create) else jax.tree.map(jnp.asarray, tree)
+            create(key) if callable(create) else jax.tree.map(jnp.copy, tree)
             for create, tree in zip((self.workload.params, self.workload.state), given, strict=True)
         )
         if self.config.dtypes.params is not None:
