@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxmem.errors import StateError
 from jaxmem.objective import Last, Max, Sum, WeightedMean
@@ -10,8 +9,6 @@ from jaxmem.workload import path_string
 
 KINDS = (WeightedMean, Sum, Max, Last)
 STATE_REDUCTIONS = ("carry", "mean", "sum", "max", "last")
-# What a leaf must be to be reduced so; 'carry' and 'last' take anything, PRNG keys included.
-REDUCED_KINDS = {"mean": (jnp.inexact, "floating"), "sum": (jnp.number, "numeric"), "max": (np.generic, "real")}
 
 
 def _is_metric(x) -> bool:
@@ -84,14 +81,20 @@ def state_reductions(reduction, state):
                 got=f"{name!r} for {where}",
                 do="Choose how micro-batches combine that leaf.",
             )
-        kind = REDUCED_KINDS.get(name)
-        if kind and not jnp.issubdtype(jnp.result_type(leaf), kind[0]):
+        dtype = jnp.result_type(leaf)
+        if not _reducible(name, dtype):
             raise StateError(
-                wanted=f"a {kind[1]} leaf for the state reduction {name!r}",
-                got=f"{jnp.result_type(leaf)} at {where}",
-                do="Choose another reduction for that leaf, e.g. 'carry' or 'last'.",
+                wanted=f"a leaf whose dtype the state reduction {name!r} can combine",
+                got=f"{dtype} at {where}",
+                do="Choose 'carry' or 'last' for that leaf, or another reduction that fits it.",
             )
     return names
+
+
+def _reducible(name: str, dtype) -> bool:
+    if name in ("mean", "sum"):
+        return jnp.issubdtype(dtype, jnp.inexact if name == "mean" else jnp.number)
+    return name != "max" or not jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def init_state(state, names):
@@ -130,10 +133,10 @@ def finish_state(state, accumulated, names, num_micro_batches: int):
 
     def finish(leaf, acc, name):
         if name == "mean":
-            acc = acc / num_micro_batches
-        elif name == "sum":
-            acc = acc + jnp.asarray(leaf, acc.dtype)
-        return acc.astype(jnp.result_type(leaf))
+            return (acc / num_micro_batches).astype(jnp.result_type(leaf))
+        if name == "sum":
+            return (acc + jnp.asarray(leaf, acc.dtype)).astype(jnp.result_type(leaf))
+        return acc
 
     return jax.tree.map(finish, state, accumulated, names)
 
