@@ -50,7 +50,7 @@ def checkpoint(target: Any, policy: str, *, static_argnames: tuple[str, ...] = (
     if policy == "none":
         return target
     options = _Options(preset_policy(policy), not scanned)
-    names = frozenset(static_argnames)
+    names = frozenset((static_argnames,) if isinstance(static_argnames, str) else static_argnames)
     if inspect.isclass(target) and _is_a(target, "flax.linen", "Module"):
         return _linen_class(target, names, options)
     if inspect.isclass(target) and _is_a(target, "flax.nnx", "Module"):
@@ -143,26 +143,30 @@ def _like(cls, call) -> dict:
 
 def _partition(fn, args, kwargs, static_argnames):
     """The array leaves of a call's arguments, and a function that puts (traced) leaves back in their places."""
-    held = {}
+    signature, held, traced = None, {}, (args, kwargs)
     if static_argnames:
-        bound = inspect.signature(fn).bind(*args, **kwargs)
-        unknown = static_argnames - set(inspect.signature(fn).parameters)
+        signature = inspect.signature(fn)
+        unknown = static_argnames - set(signature.parameters)
         if unknown:
             raise InputError(
-                wanted=f"static_argnames among {', '.join(inspect.signature(fn).parameters)}",
+                wanted=f"static_argnames among {', '.join(signature.parameters)}",
                 got=", ".join(sorted(unknown)),
                 do="Correct the name.",
             )
-        held = {k: v for k, v in bound.arguments.items() if k in static_argnames}
-        args, kwargs = (), {k: v for k, v in bound.arguments.items() if k not in static_argnames}
-    leaves, tree = jax.tree.flatten((args, kwargs))
+        bound = signature.bind(*args, **kwargs).arguments
+        held = {k: v for k, v in bound.items() if k in static_argnames}
+        traced = {k: v for k, v in bound.items() if k not in static_argnames}
+    leaves, tree = jax.tree.flatten(traced)
     is_array = [isinstance(leaf, (jax.Array, np.ndarray, np.generic)) for leaf in leaves]
 
     def rebuild(arrays):
         arrays = iter(arrays)
         new = [next(arrays) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
-        args, kwargs = tree.unflatten(new)
-        return args, {**kwargs, **held}
+        traced = tree.unflatten(new)
+        if signature is None:
+            return traced
+        bound = inspect.BoundArguments(signature, {**traced, **held})
+        return bound.args, bound.kwargs
 
     return [leaf for leaf, array in zip(leaves, is_array, strict=True) if array], rebuild
 
