@@ -141,7 +141,7 @@ def check_weights(traced: TracedLoss) -> None:
 
 
 def _term(factor, term) -> Term:
-    factor = jnp.asarray(factor, jnp.float32)
+    factor = jnp.asarray(factor, float)  # float64 where that is enabled
     if isinstance(term, WeightedMean):
         weight = _scalar(term.weight, "weight", allow_integer=True)
         return Term(factor=factor, total=_scalar(term.total, "total"), weight=weight)

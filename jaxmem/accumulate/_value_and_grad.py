@@ -185,7 +185,7 @@ def _combine(terms, totals, num_micro_batches: int):
             total = _reduce.mean(total, term.weight if totals is None else totals[i])
         elif term.rule == "mean" and num_micro_batches > 1:
             total = total / num_micro_batches
-        value = value + term.factor * total
+        value = value + term.factor.astype(total.dtype) * total
     return value
 
 
