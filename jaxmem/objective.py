@@ -21,7 +21,7 @@ class Objective:
         return ((1.0, self),)
 
     def __add__(self, other):
-        if not isinstance(other, Objective) and np.shape(other) != ():
+        if not isinstance(other, Objective) and not _is_scalar(other):
             return NotImplemented
         theirs = other.terms() if isinstance(other, Objective) else ((1.0, other),)
         return ObjectiveSum(self.terms() + theirs)
@@ -32,13 +32,15 @@ class Objective:
         return self + other
 
     def __mul__(self, factor):
-        if isinstance(factor, Objective) or np.shape(factor) != ():
+        if not _is_scalar(factor):
             return NotImplemented
         return ObjectiveSum(tuple((f * factor, term) for f, term in self.terms()))
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor):
+        if not _is_scalar(divisor):
+            return NotImplemented
         return self * (1.0 / divisor)
 
     def __neg__(self):
@@ -49,6 +51,10 @@ class Objective:
 
     def __rsub__(self, other):
         return -self + other
+
+
+def _is_scalar(x) -> bool:
+    return isinstance(x, (int, float, complex, np.number)) or (hasattr(x, "dtype") and np.shape(x) == ())
 
 
 @jax.tree_util.register_dataclass
