@@ -1,0 +1,93 @@
+"""Each private or version-dependent touch of JAX: that it still works, and when it can go."""
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import pytest
+from jax.experimental import io_callback
+from jax.interpreters import partial_eval
+
+from jaxmem import _compat
+
+
+def pruned(fn, *args, wanted):
+    closed, used = _compat.prune(jax.make_jaxpr(fn)(*args), wanted)
+    return closed, used
+
+
+def test_prune_keeps_what_the_wanted_outputs_need():
+    closed, used = pruned(lambda x, y, z: (jnp.sin(x) + y, jnp.cos(z)), 1.0, 2.0, 3.0, wanted=[False, True])
+    assert used == [False, False, True] and len(closed.jaxpr.eqns) == 1
+    (out,) = jex.jaxpr_as_fun(closed)(3.0)
+    assert float(out) == float(jnp.cos(3.0))
+
+
+EFFECTS = {
+    "print": lambda x: jax.debug.print("{x}", x=x),
+    "ordered print": lambda x: jax.debug.print("{x}", x=x, ordered=True),
+    "debug callback": lambda x: jax.debug.callback(print, x),
+    "io callback": lambda x: io_callback(print, None, x),
+    "ordered io callback": lambda x: io_callback(print, None, x, ordered=True),
+    "callback with a result": lambda x: io_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.float32), x) * 0,
+}
+PLACES = {
+    "at the top": lambda effect, x: (effect(x), x + 1)[1],
+    "in jit": lambda effect, x: jax.jit(lambda x: (effect(x), x + 1)[1])(x),
+    "in scan": lambda effect, x: jax.lax.scan(lambda c, _: ((effect(c), c + 1)[1], None), x, length=2)[0],
+    "in while": lambda effect, x: jax.lax.while_loop(lambda c: c < 3, lambda c: (effect(c), c + 1)[1], x),
+    "in cond": lambda effect, x: jax.lax.cond(x > 0, lambda: (effect(x), x)[1], lambda: x),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_prune_drops_prints_and_callbacks_at_every_depth(effect, place):
+    if effect.startswith("ordered") and place == "in cond":
+        place = "in jit"  # JAX itself refuses some ordered effects under cond
+    closed, used = pruned(
+        lambda x, y: (PLACES[place](EFFECTS[effect], x), 2 * y),
+        jnp.float32(1.0),
+        jnp.float32(2.0),
+        wanted=[False, True],
+    )
+    assert used == [False, True] and "callback" not in str(closed) and not closed.effects
+
+
+def test_prune_keeps_a_callback_whose_result_is_wanted():
+    callback = lambda x: io_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.float32), x)  # noqa: E731
+    closed, used = pruned(lambda x: (callback(x), x), jnp.float32(1.0), wanted=[True, False])
+    assert used == [True] and "io_callback" in str(closed)
+
+
+def test_dead_code_elimination_alone_keeps_effects():
+    """When this fails, JAX drops unused prints by itself and `_without_io_effects` can go."""
+    closed = jax.make_jaxpr(lambda x: (jax.debug.print("{x}", x=x), x)[1])(1.0)
+    kept, _ = partial_eval.dce_jaxpr(closed.jaxpr, [False])
+    assert "debug" in str(kept)
+
+
+def test_there_is_no_public_dead_code_elimination():
+    """When this fails, `prune` should use the public function."""
+    assert not any("dce" in name for module in (jax, jax.extend, jex, jax.extend.core) for name in dir(module))
+
+
+def test_effects_go_by_these_names():
+    names = set()
+    for effect in EFFECTS.values():
+        names |= {type(e).__name__ for e in jax.make_jaxpr(effect)(1.0).effects}
+    assert names <= set(_compat._IO_EFFECTS) and len(names) >= 3
+
+
+def test_custom_vjp_is_opaque_to_dead_code_elimination():
+    """A weight that leaves the same custom_vjp function as the loss seems to need its parameters.
+
+    When this fails, JAX looks inside, and such losses no longer raise DifferentiableWeight.
+    """
+
+    @jax.custom_vjp
+    def both(w, m):
+        return w * m, m
+
+    both.defvjp(lambda w, m: (both(w, m), (w, m)), lambda saved, g: (g[0] * saved[1], g[0] * saved[0] + g[1]))
+    _, used = pruned(lambda w, m: both(w, m), 1.0, 2.0, wanted=[False, True])
+    assert used == [True, True]
