@@ -163,7 +163,7 @@ def _example_axis(leaf, axis, name: str) -> int:
             got=f"shape {shape} at {name}",
             do="Pass that leaf whole: set its entry of batch_axes to None.",
         )
-    return axis % ndim
+    return int(axis) % ndim
 
 
 def _common_size(sizes: dict[str, int], num_micro_batches: int) -> int:

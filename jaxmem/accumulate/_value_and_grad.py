@@ -125,11 +125,12 @@ def value_and_grad(
             value, grads, micro = gradient(0, state)
             metrics = _reduce.add_metrics(_reduce.init_metrics(traced.out_shapes.metrics), micro.metrics)
             new_state = micro.state
-            totals = [None if t.weight is None else t.weight.astype(weight_dtype(t)) for t in micro.terms]
+            weights = [None if t.weight is None else t.weight.astype(weight_dtype(t)) for t in micro.terms]
         else:
             value, grads, metrics, new_state = _scan(
                 gradient, params, state, names, traced.out_shapes, num_micro_batches, accumulator_dtype
             )
+            weights = totals or []
         if loss_scale is not None:
             # In a wide dtype: a scale of 2**16 is infinite in float16, and a gradient divided by it 0.
             grads = jax.tree.map(lambda g: _divide(g.astype(_reduce.sum_dtype(g.dtype)), loss_scale), grads)
@@ -139,7 +140,7 @@ def value_and_grad(
             grads=grads,
             metrics=_reduce.finish_metrics(metrics),
             state=new_state,
-            weights=tuple(total for total in totals if total is not None),
+            weights=tuple(weight for weight in weights if weight is not None),
             finite=jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in (value, *jax.tree.leaves(grads))])),
         )
 
