@@ -16,7 +16,7 @@ def linen_fields(module, loss_fn, batch, rng_streams: tuple[str, ...]) -> dict:
     from flax import linen as nn
 
     is_module = isinstance(module, nn.Module)
-    if not is_module and not (callable(module) and not isinstance(module, type)):
+    if not is_module and not _makes_modules(module):
         raise WorkloadError(
             wanted="a flax.linen module, or a function memory -> module",
             got=repr(module),
@@ -60,7 +60,7 @@ def nnx_fields(model, loss_fn, wrt) -> dict:
     wrt = nnx.Param if wrt is None else wrt
     if isinstance(model, nnx.Module):
         graph, params, state = nnx.split(model, wrt, ...)
-    elif callable(model) and not isinstance(model, type):
+    elif _makes_modules(model):
         graph, _, _ = nnx.split(nnx.eval_shape(model, jax.random.key(0)), wrt, ...)
         params = lambda key: nnx.split(model(key), wrt, ...)[1]  # noqa: E731
         state = lambda key: nnx.split(model(key), wrt, ...)[2]  # noqa: E731
@@ -78,6 +78,13 @@ def nnx_fields(model, loss_fn, wrt) -> dict:
         return _with_state(output, nnx.split(model, wrt, ...)[2])
 
     return {"loss_fn": _declare_memory(loss, declares(loss_fn, "memory")), "params": params, "state": state}
+
+
+def _makes_modules(fn) -> bool:
+    """Whether it is a function, and not a module, of either kind, or a class of modules."""
+    from flax import linen, nnx
+
+    return callable(fn) and not isinstance(fn, (type, linen.Module, nnx.Module))
 
 
 def _declare_memory(loss, uses_memory: bool):

@@ -160,7 +160,13 @@ def is_array_like(leaf) -> bool:
 
 
 def path_string(path, *, root: str = "") -> str:
-    """`root/a/0/b` for a key path, as used in filters and error messages."""
+    """`root/a/0/b` for a key path, as used in filters and error messages.
+
+    The attribute `value` in which an nnx variable holds its array is left out, so that a linen and an nnx model
+    have the same paths.
+    """
+    if path and path[-1] == jax.tree_util.GetAttrKey("value"):
+        path = path[:-1]
     tail = jax.tree_util.keystr(path, simple=True, separator="/")
     return "/".join(part for part in (root, tail) if part)
 

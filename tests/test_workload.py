@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
+from flax import nnx
 
 from jaxmem import Workload
 from jaxmem.errors import WorkloadError
@@ -130,3 +132,11 @@ def test_path_strings():
         "params/encoder/kernel",
     ]
     assert path_string((), root="batch") == "batch" and path_string(()) == ""
+
+
+def test_linen_and_nnx_models_have_the_same_paths():
+    model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    variables = nn.Dense(1).init(jax.random.key(0), jnp.ones((1, 2)))["params"]
+    for tree in (nnx.state(model), variables):
+        assert [path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)] == ["bias", "kernel"]
+    assert [bool(leaf) for leaf in jax.tree.leaves(select_paths(nnx.state(model), "^kernel$"))] == [False, True]
