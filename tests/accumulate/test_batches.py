@@ -27,7 +27,7 @@ def test_a_batch_that_k_does_not_divide_is_refused_with_its_path_b_and_k():
         value_and_grad(mean_loss, 4)(jnp.float32(1.0), {"x": jnp.ones((10, 2))})
 
 
-@pytest.mark.parametrize("size, k", [(10, 4), (7, 3), (1, 4), (5, 8)])
+@pytest.mark.parametrize("size, k", [(10, 4), (7, 3), (1, 4)])
 def test_padding_is_exact(size, k):
     """Case 4: fill rows have label -100, hence weight 0, and the gradient is the whole batch's."""
     batch, params = token_batch([4, 0, 1, 2, 0, 3, 1, 4, 2, 1][:size]), token_params()
