@@ -16,8 +16,7 @@ def scan_carry(k, dtype, params, batch):
     loss = lambda params, x: WeightedMean(params["w"].sum() * x.sum(), x.size)  # noqa: E731
     jaxpr = jax.make_jaxpr(value_and_grad(loss, k, accumulator_dtype=dtype))(params, batch)
     (scan,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
-    start = scan.params["num_consts"]
-    carry = [v.aval for v in scan.invars[start : start + scan.params["num_carry"]]]
+    carry = [v.aval for v in scan.outvars]  # the scan stacks nothing, so what leaves it is its carry
     return [aval for aval in carry if aval.shape == params["w"].shape], jaxpr
 
 

@@ -62,7 +62,7 @@ def plain(state):
 def assert_same(got, want):
     assert got.keys() == want.keys()
     for name in want:
-        np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("call", CALLS)
