@@ -41,3 +41,55 @@ def _without_io_effects(jaxpr):
         for eqn in jaxpr.eqns
     ]
     return jaxpr.replace(eqns=eqns, effects=erase(jaxpr.effects))
+
+
+def name_stack(eqn: jex.JaxprEqn) -> str:
+    """The scopes under which an equation was traced, as "GPT/Block_0/vmap(attention)".
+
+    `JaxprEqn.source_info` is undocumented.
+    """
+    return str(eqn.source_info.name_stack)
+
+
+def effect_names(eqn: jex.JaxprEqn) -> frozenset[str]:
+    """Class names of an equation's effects; not all of the classes are public."""
+    return frozenset(type(effect).__name__ for effect in eqn.effects)
+
+
+def called_jaxprs(eqn: jex.JaxprEqn) -> list[jex.Jaxpr]:
+    """The programs that an equation calls, in whatever parameter: a scan's body, the branches of a cond, a block's.
+
+    Under `jax_remat3` a block is an object in the undocumented parameter `_prim`, or (0.12) its parameters are the
+    equation's.
+    """
+    found = []
+    for param in (*eqn.params.values(), getattr(eqn.params.get("_prim"), "jaxpr", None)):
+        for item in param if isinstance(param, (tuple, list)) else (param,):
+            item = getattr(item, "jaxpr", item)
+            if hasattr(item, "eqns") and hasattr(item, "outvars"):
+                found.append(item)
+    return found
+
+
+def checkpoint_name_of(eqn: jex.JaxprEqn) -> str | None:
+    """The name that `checkpoint_name` gave to an equation's output, None for other equations.
+
+    The primitive is undocumented: `name`, and under `jax_remat3` an object of class `CheckpointName`.
+    """
+    holder = eqn.params.get("_prim")
+    kind = eqn.primitive.name if holder is None else type(holder).__name__
+    if kind not in ("name", "CheckpointName", "CheckpointNameFwd"):
+        return None
+    return eqn.params["name"] if holder is None else holder.name
+
+
+def prevents_cse(eqn: jex.JaxprEqn) -> bool | None:
+    """Whether the equation of a `jax.checkpoint` has its barrier; None for other equations.
+
+    Told by its parameters, since the primitive is undocumented and has had three names. The rewrite of 0.10
+    (`jax_remat3`) has no such parameter, and always a barrier.
+    """
+    params = getattr(eqn.params.get("_prim"), "params", eqn.params)
+    if not {"jaxpr", "policy"} <= set(params):
+        return None
+    return params.get("prevent_cse", True) is not False

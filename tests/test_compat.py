@@ -91,3 +91,34 @@ def test_custom_vjp_is_opaque_to_dead_code_elimination():
     both.defvjp(lambda w, m: (both(w, m), (w, m)), lambda saved, g: (g[0] * saved[1], g[0] * saved[0] + g[1]))
     _, used = pruned(lambda w, m: both(w, m), 1.0, 2.0, wanted=[False, True])
     assert used == [True, True]
+
+
+def test_name_stack_gives_scopes_and_transformations():
+    def inner(x):
+        with jax.named_scope("inner"):
+            return jnp.sin(x)
+
+    with jax.named_scope("outer"):
+        (eqn,) = jax.make_jaxpr(jax.named_scope("outer")(jax.vmap(inner)))(jnp.ones(3)).eqns
+    assert _compat.name_stack(eqn) == "outer/vmap(inner)"
+
+
+def test_name_stack_is_still_needed():
+    """When this fails, `name_stack` should use the public attribute."""
+    (eqn,) = jax.make_jaxpr(jnp.sin)(1.0).eqns
+    assert not any("name_stack" in name or "scope" in name for name in dir(eqn))
+
+
+def test_effect_names():
+    def printing(x):
+        jax.debug.print("{x}", x=x, ordered=True)
+        return jnp.sin(x)
+
+    names = [_compat.effect_names(eqn) for eqn in jax.make_jaxpr(printing)(1.0).eqns]
+    assert names == [{"OrderedDebugEffect"}, set()]
+
+
+def test_effect_names_are_still_needed():
+    """When this fails, all effects have public classes, by which they should be told apart."""
+    places = (jax, jax.debug, jax.experimental, jax.extend.core)
+    assert not all(any(hasattr(place, name) for place in places) for name in _compat._IO_EFFECTS)

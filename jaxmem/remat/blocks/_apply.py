@@ -1,0 +1,100 @@
+"""Runs a jaxpr with a wrapper round each of its blocks."""
+
+from collections.abc import Callable
+
+import jax
+import jax.extend.core as jex
+
+from jaxmem._compat import name_stack
+from jaxmem.remat.blocks._facts import BODIES, Facts, body_of, is_value
+from jaxmem.remat.blocks._plan import Inside, Interval, Plan, with_cheap_inputs
+
+_DEBUG_INFO = jex.DebugInfo("jaxmem block", "jaxmem.remat.blocks", None, None)
+
+
+def evaluate(plan: Plan, consts, args, wrap: Callable, *, scanned: bool = False) -> list:
+    """The outputs of the plan's jaxpr. Equations run as JAX itself runs a jaxpr: with their scopes and source lines."""
+    facts = plan.facts
+    env = dict(zip((*facts.jaxpr.constvars, *facts.jaxpr.invars), (*consts, *args), strict=True))
+
+    def read(atom):
+        return env[atom] if is_value(atom) else atom.val
+
+    def run(indices, outputs, around=lambda fn: fn):
+        if indices:
+            inputs = facts.inputs(indices)
+            fn = _function([facts.eqns[i] for i in indices], inputs, outputs)
+            env.update(zip(outputs, around(fn)(*map(read, inputs)), strict=True))
+
+    at = 0
+    for item in (*plan.items, None):
+        end = len(facts.eqns) if item is None else item.start
+        plain = list(range(at, end))
+        run(plain, facts.outputs(plain))
+        if isinstance(item, Interval):
+            for i, part in enumerate(item.parts):
+                name = item.name if len(item.parts) == 1 else f"{item.name}.{i + 1}"
+
+                def around(fn, name=name):
+                    fn.__name__ = name
+                    return wrap(fn, scanned=scanned, name=name)
+
+                run(with_cheap_inputs(facts, part), facts.outputs(part), around)
+            run(item.rest, facts.outputs(item.rest))
+        elif isinstance(item, Inside):
+            eqn = facts.eqns[item.start]
+            outs = _run_with_bodies(facts, item, [read(v) for v in eqn.invars], wrap)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        at = end if item is None else item.stop
+    return [read(v) for v in facts.jaxpr.outvars]
+
+
+def _function(eqns, inputs, outputs) -> Callable:
+    jaxpr = jex.Jaxpr((), inputs, outputs, eqns, frozenset(), _DEBUG_INFO)
+    run = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ()))
+
+    def block(*args):
+        return run(*args)
+
+    return block
+
+
+def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable) -> list:
+    """One equation, its bodies traced again with their blocks wrapped; everything else about it stays."""
+    eqn = facts.eqns[item.start]
+    name, scanned = eqn.primitive.name, eqn.primitive.name == "scan" and eqn.params["length"] > 1
+    key = BODIES[name]
+    given = eqn.params[key] if isinstance(eqn.params[key], (tuple, list)) else (eqn.params[key],)
+    if name == "shard_map":
+        (plan,) = filter(None, item.plans)
+        return _shard_map(eqn, lambda *args: evaluate(plan, body_of(given[0])[1], args, wrap), args)
+    new = []
+    for param, plan in zip(given, item.plans, strict=True):
+        jaxpr, consts = body_of(param)
+        if plan is not None:
+
+            def body(*args, plan=plan, consts=consts):
+                return evaluate(plan, consts, args, wrap, scanned=scanned)
+
+            param = jax.make_jaxpr(body)(*[v.aval for v in jaxpr.invars])
+        new.append(param)
+    params = eqn.params | {key: tuple(new) if isinstance(eqn.params[key], (tuple, list)) else new[0]}
+    values = {v: value for v, value in zip(eqn.invars, args, strict=True) if is_value(v)}
+    return _function([eqn.replace(params=params)], list(values), eqn.outvars)(*values.values())
+
+
+def _shard_map(eqn, body: Callable, args: list) -> list:
+    """Through the public function, which brings the axes that a trace of the body needs."""
+    mapped = jax.shard_map(
+        lambda *args: list(body(*args)),
+        mesh=eqn.params["mesh"],
+        in_specs=tuple(eqn.params["in_specs"]),
+        out_specs=list(eqn.params["out_specs"]),
+        check_vma=eqn.params["check_vma"],
+        axis_names=set(eqn.params["newly_manual_axes"]),
+    )
+    scope = name_stack(eqn)
+    if scope and "(" not in scope:
+        with jax.named_scope(scope):
+            return mapped(*args)
+    return mapped(*args)

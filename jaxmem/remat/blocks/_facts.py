@@ -1,0 +1,217 @@
+"""What the block cutter knows of one jaxpr: who makes and reads each value, and what a backward pass would keep."""
+
+import collections
+import itertools
+import math
+from typing import Any, TypeGuard
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+# Work that is worth marking a block for. Everything else is cheap to compute again, or to keep, by itself.
+_HEAVY = frozenset(
+    "dot_general conv_general_dilated ragged_dot ragged_dot_general scaled_matmul pallas_call ffi_call fft".split()
+)
+# A checkpoint of the user's own: neither looked into nor changed, and no reason for another one round it.
+USER_CHECKPOINT = frozenset({"remat", "remat2", "remat3", "checkpoint"})
+# Differentiating these needs none of their inputs or outputs: they are linear, or have no gradient.
+_KEEPS_NOTHING = frozenset(
+    """add sub neg add_any reduce_sum broadcast_in_dim reshape transpose squeeze expand_dims unstack
+    convert_element_type reduce_precision copy copy_p slice pad concatenate rev dynamic_slice dynamic_update_slice
+    gather scatter scatter-add split stop_gradient real imag complex conj psum psum_invariant pvary pbroadcast
+    all_gather all_to_all ppermute reduce_scatter psum_scatter sharding_constraint name optimization_barrier iota
+    eq ne lt le gt ge and or xor not is_finite argmax argmin floor ceil round sign clamp random_bits
+    random_fold_in random_split random_seed random_wrap random_unwrap random_clone shift_left shift_right_logical
+    shift_right_arithmetic rem debug_callback debug_print axis_index cumsum""".split()
+)
+_KEEPS_OUTPUT = frozenset("exp exp2 tanh logistic sqrt rsqrt cbrt erf_inv".split())
+# Of arguments of the loss, these make values that a block can compute for itself: the cast or slice of a weight.
+CHEAP = frozenset("convert_element_type reshape transpose squeeze expand_dims slice dynamic_slice rev unstack".split())
+
+# Where a primitive has its body, for those whose body is looked into. Custom rules stay opaque: differentiation
+# follows the rule, so a block in the primal would have no effect.
+_BODY = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "shard_map": "jaxpr"}
+BODIES = _BODY | {"scan": "jaxpr", "cond": "branches"}
+
+
+def body_of(param) -> tuple[jex.Jaxpr, tuple]:
+    """The jaxpr and constants of an equation's parameter, closed or not."""
+    if isinstance(param, jex.ClosedJaxpr):
+        return param.jaxpr, tuple(param.consts)
+    return param, ()
+
+
+def bodies(eqn) -> list[jex.Jaxpr]:
+    """The jaxprs that an equation of `BODIES` runs."""
+    key = BODIES.get(eqn.primitive.name)
+    if key is None or key not in eqn.params:
+        return []
+    param = eqn.params[key]
+    return [body_of(p)[0] for p in (param if isinstance(param, (tuple, list)) else (param,))]
+
+
+def is_value(atom) -> TypeGuard[jex.Var]:
+    return not isinstance(atom, jex.Literal)
+
+
+def num_bytes(aval) -> int:
+    """Bytes of an array; a PRNG key counts as its key data, a token as nothing."""
+    if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
+        return 0
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return 16 * math.prod(aval.shape)
+    return math.prod(aval.shape) * aval.dtype.itemsize
+
+
+def is_float(atom) -> bool:
+    return hasattr(atom.aval, "dtype") and jnp.issubdtype(atom.aval.dtype, jnp.inexact)
+
+
+def scan_layout(eqn) -> tuple[int, int, int]:
+    """Numbers of constants, carries and scanned inputs. Told by rank, which names of parameters are not needed for."""
+    body = bodies(eqn)[0]
+    carried = sum(_rank(outer) == _rank(inner) for outer, inner in zip(eqn.outvars, body.outvars, strict=True))
+    scanned = sum(_rank(outer) > _rank(inner) for outer, inner in zip(eqn.invars, body.invars, strict=True))
+    return len(eqn.invars) - carried - scanned, carried, scanned
+
+
+def _rank(atom) -> int:
+    return len(getattr(atom.aval, "shape", ()))
+
+
+class Facts:
+    """One jaxpr, with facts per equation (by index) and per value.
+
+    Args:
+      jaxpr: the jaxpr.
+      free: inputs that cost nothing to keep, because they are arguments of the whole loss.
+      known: facts of bodies that were computed already, by identity of the jaxpr.
+    """
+
+    def __init__(self, jaxpr: jex.Jaxpr, free: frozenset, known: dict[Any, Any] | None = None):
+        self.jaxpr, self.eqns, self.known = jaxpr, jaxpr.eqns, {} if known is None else known
+        self.made_at = {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
+        self.read_at = collections.defaultdict(list)
+        for i, eqn in enumerate(self.eqns):
+            for v in eqn.invars:
+                if is_value(v):
+                    self.read_at[v].append(i)
+        self.returned = {v for v in jaxpr.outvars if is_value(v)}
+        self.free = set(free) | set(jaxpr.constvars)
+        for eqn in self.eqns:  # a cast weight is as good as the weight
+            if eqn.primitive.name in CHEAP and all(v in self.free for v in eqn.invars if is_value(v)):
+                self.free.update(eqn.outvars)
+        self.heavy = [self._is_heavy(eqn) for eqn in self.eqns]
+        self.heavy_before = list(itertools.accumulate(self.heavy, initial=0))
+        self.kept = [self._keeps(eqn) for eqn in self.eqns]
+        lives = [
+            (self.made_at.get(v, -1), at[-1], num_bytes(v.aval)) for v, at in self.read_at.items() if v not in self.free
+        ]
+        self._lives = np.array(lives, np.int64).reshape(-1, 3).T
+        needed = {v for values, _ in self.kept for v in values}
+        made = [sum(num_bytes(v.aval) for v in eqn.outvars if v in needed) for eqn in self.eqns]
+        inner = [extra for _, extra in self.kept]
+        self.kept_before = list(itertools.accumulate(map(sum, zip(made, inner, strict=True)), initial=0))
+
+    def num_heavy(self, start: int, stop: int) -> int:
+        return self.heavy_before[stop] - self.heavy_before[start]
+
+    def inside_bytes(self, indices) -> int:
+        """Bytes that the backward pass of these equations needs and that they make themselves: what a block frees."""
+        made = {v for i in indices for v in self.eqns[i].outvars}
+        needed = {v for i in indices for v in self.kept[i][0]}
+        return sum(num_bytes(v.aval) for v in needed & made) + sum(self.kept[i][1] for i in indices)
+
+    def inputs(self, indices) -> list:
+        """Values that these equations read and do not make, in order of first use."""
+        made = {v for i in indices for v in self.eqns[i].outvars}
+        return list(dict.fromkeys(v for i in indices for v in self.eqns[i].invars if is_value(v) and v not in made))
+
+    def outputs(self, indices) -> list:
+        """Values that these equations make and that somebody else reads."""
+        own = set(indices)
+        return [
+            v
+            for i in indices
+            for v in self.eqns[i].outvars
+            if v in self.returned or any(reader not in own for reader in self.read_at.get(v, ()))
+        ]
+
+    def boundary_bytes(self, indices) -> int:
+        """Bytes that must be kept to run these equations again."""
+        return sum(num_bytes(v.aval) for v in self.inputs(indices) if v not in self.free)
+
+    def crossing_bytes(self, period: int) -> list[int]:
+        """Bytes that cross the point before equation i, for i in 0..n, of values made at most `period` equations ago.
+
+        An older value crosses the cut a period before, too, and is kept once for both.
+        """
+        made, read, size = self._lives
+        change = np.zeros(len(self.eqns) + 2, np.int64)
+        np.add.at(change, made + 1, size)
+        np.subtract.at(change, np.minimum(read, made + period) + 1, size)
+        return np.cumsum(change).tolist()
+
+    def of_body(self, eqn, which: int = 0) -> "Facts":
+        """Facts of an equation's body, whose inputs are free where the equation's are."""
+        body = bodies(eqn)[which]
+        operands = eqn.invars[1:] if eqn.primitive.name == "cond" else eqn.invars
+        is_free = [not is_value(v) or v in self.free for v in operands]
+        if eqn.primitive.name == "scan":  # its inputs and constants are kept whole, whatever its body does
+            num_consts, num_carry, _ = scan_layout(eqn)
+            carries = range(num_consts, num_consts + num_carry)
+            is_free = [i not in carries for i in range(len(is_free))]
+        free = frozenset(v for v, yes in zip(body.invars, is_free, strict=True) if yes)
+        key = (id(body), tuple(is_free))
+        if key not in self.known:
+            self.known[key] = Facts(body, free, self.known)
+        return self.known[key]
+
+    def _is_heavy(self, eqn) -> bool:
+        name = eqn.primitive.name
+        if name in _HEAVY:
+            return True
+        if name in USER_CHECKPOINT:
+            return False
+        if name in BODIES:
+            return any(any(self.of_body(eqn, i).heavy) for i in range(len(bodies(eqn))))
+        rule = eqn.params.get("call_jaxpr")  # of a custom rule
+        return isinstance(rule, (jex.Jaxpr, jex.ClosedJaxpr)) and _has_heavy(body_of(rule)[0], self.known)
+
+    def _keeps(self, eqn) -> tuple[list, int]:
+        """What differentiating an equation needs: values of this jaxpr, and bytes that only its body sees.
+
+        A table of primitives and not a differentiation, so that it costs nothing; it errs on the side of keeping.
+        """
+        name = eqn.primitive.name
+        floats_in = [v for v in eqn.invars if is_value(v) and is_float(v)]
+        if name in _KEEPS_NOTHING or not any(is_float(v) for v in eqn.outvars):
+            return [], 0
+        if name == "select_n":
+            return [v for v in eqn.invars[:1] if is_value(v)], 0
+        if name in _KEEPS_OUTPUT:
+            return list(eqn.outvars), 0
+        if name in USER_CHECKPOINT:
+            return floats_in, 0
+        if name in BODIES:
+            extra = 0
+            for i in range(len(bodies(eqn))):
+                inner = self.of_body(eqn, i)
+                extra = max(extra, inner.inside_bytes(range(len(inner.eqns))))
+            return floats_in, extra * eqn.params.get("length", 1)
+        if name.startswith("custom_"):
+            return floats_in + [v for v in eqn.outvars if is_float(v)], 0
+        return floats_in, 0
+
+
+def _has_heavy(jaxpr, known) -> bool:
+    key = ("heavy", id(jaxpr))
+    if key not in known:
+        known[key] = any(
+            eqn.primitive.name in _HEAVY
+            or (eqn.primitive.name not in USER_CHECKPOINT and any(_has_heavy(b, known) for b in bodies(eqn)))
+            for eqn in jaxpr.eqns
+        )
+    return known[key]

@@ -1,0 +1,152 @@
+"""What is found: intervals of equations that become blocks, and equations whose bodies hold blocks."""
+
+import dataclasses
+from typing import NamedTuple
+
+from jaxmem._compat import effect_names
+from jaxmem.remat.blocks._facts import CHEAP, Facts, is_value, num_bytes, scan_layout
+
+# What may happen again when a block is recomputed. Everything else (host callbacks, writes to references) must not.
+_REPEATABLE = frozenset({"NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Interval:
+    """Equations `[start, stop)` of which each of `parts` is one block; the rest runs after them.
+
+    An interval of a topological order is convex: nothing that its equations need depends on them. So are unions of
+    its connected components. The rest are effects that should happen once, such as `jax.debug.print`.
+    """
+
+    kind: str  # "scan", "module" or "structure"
+    name: str
+    start: int
+    stop: int
+    parts: tuple[tuple[int, ...], ...]
+
+    @property
+    def rest(self) -> list[int]:
+        taken = {i for part in self.parts for i in part}
+        return [i for i in range(self.start, self.stop) if i not in taken]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inside:
+    """The equation at `start`, with one plan (or None) for each of its bodies."""
+
+    start: int
+    plans: "tuple[Plan | None, ...]"
+
+    @property
+    def stop(self) -> int:
+        return self.start + 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One jaxpr and what is marked in it, in the order of its equations."""
+
+    facts: Facts
+    items: tuple[Interval | Inside, ...]
+
+
+class Bytes(NamedTuple):
+    """What marking costs and frees; modelled.
+
+    Args:
+      kept: bytes at the entries of blocks.
+      freed: bytes inside blocks.
+      again: the largest block's share of `freed`, alive while it is recomputed.
+    """
+
+    kept: int
+    freed: int
+    again: int
+
+
+def interval(facts: Facts, kind: str, name: str, start: int, stop: int, *, split: bool = True) -> Interval | None:
+    """The block or blocks of an interval, one for each tower in it; None where an effect forbids recomputation.
+
+    Args:
+      split: make a block of each connected component with heavy work; otherwise the interval is one block.
+    """
+    inside = []
+    for i in range(start, stop):
+        effects = effect_names(facts.eqns[i])
+        read = any(start <= reader < stop for v in facts.eqns[i].outvars for reader in facts.read_at.get(v, ()))
+        if not effects or (read and effects <= _REPEATABLE) or effects <= {"NamedAxisEffect"}:
+            inside.append(i)
+        elif read:
+            return None
+    parts = _towers(facts, inside) if split else [tuple(inside)]
+    if not inside:
+        return None
+    return Interval(kind=kind, name=name, start=start, stop=stop, parts=tuple(parts))
+
+
+def _towers(facts: Facts, indices: list[int]) -> list[tuple[int, ...]]:
+    """Components that share no value made here. Those without heavy work join the first one with."""
+    parent = {i: i for i in indices}
+
+    def root(i):
+        while parent[i] != i:
+            parent[i] = i = parent[parent[i]]
+        return i
+
+    for i in indices:
+        for v in facts.eqns[i].invars:
+            if is_value(v) and facts.made_at.get(v, -1) in parent:
+                a, b = sorted((root(i), root(facts.made_at[v])))
+                parent[b] = a
+    towers = {}
+    for i in indices:
+        towers.setdefault(root(i), []).append(i)
+    heavy = [tower for tower in towers.values() if any(facts.heavy[i] for i in tower)]
+    if len(heavy) < 2:
+        return [tuple(indices)]
+    light = [i for tower in towers.values() if tower not in heavy for i in tower]
+    heavy[0] = sorted(heavy[0] + light)
+    return [tuple(tower) for tower in heavy]
+
+
+def with_cheap_inputs(facts: Facts, part: tuple[int, ...]) -> list[int]:
+    """The equations of a block, and those that make its inputs from arguments of the loss, e.g. by a cast.
+
+    Then the arguments are kept, which are there anyway, and not the copies.
+    """
+    chosen, seen, waiting = set(part), set(), facts.inputs(part)
+    while waiting:
+        v = waiting.pop()
+        i = facts.made_at.get(v)
+        if i is None or i in seen or v not in facts.free:
+            continue
+        seen.add(i)
+        if facts.eqns[i].primitive.name in CHEAP:
+            chosen.add(i)
+            waiting += [u for u in facts.eqns[i].invars if is_value(u)]
+    return sorted(chosen)
+
+
+def bytes_of(facts: Facts, items) -> Bytes:
+    """Modelled bytes of all the blocks of `items`."""
+    kept = freed = again = 0
+    for item in items:
+        if isinstance(item, Interval):
+            for part in item.parts:
+                inside = facts.inside_bytes(part)
+                kept, freed, again = kept + facts.boundary_bytes(part), freed + inside, max(again, inside)
+            continue
+        eqn = facts.eqns[item.start]
+        times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+        for which, plan in enumerate(item.plans):
+            if plan is not None:
+                inner = bytes_of(facts.of_body(eqn, which), plan.items)
+                kept, freed = kept + times * inner.kept, freed + times * inner.freed
+                again = max(again, inner.again)
+    return Bytes(kept, freed, again)
+
+
+def carry_bytes(eqn) -> int:
+    """Bytes of the carry of a scan equation."""
+    num_consts, num_carry, _ = scan_layout(eqn)
+    return sum(num_bytes(v.aval) for v in eqn.invars[num_consts : num_consts + num_carry])
