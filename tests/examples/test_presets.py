@@ -44,10 +44,12 @@ def test_step_of_an_abstract_preset_lowers(preset):
     assert live_bytes() - before < 2**16, "keys, not parameters"
 
 
-@pytest.mark.parametrize("preset", COUNTS, ids=lambda fn: fn.__name__)
-def test_full_remat_keeps_little(preset):
+@pytest.mark.parametrize("make", [gpt.gpt2_124m, llama.llama3_8b, vit_nnx.workload, resnet_batchnorm.workload])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_full_remat_keeps_little(make, precision):
+    workload = make()
     plain, full = (
-        make_train_step(preset(), MemoryConfig(remat=remat, precision="bfloat16")).residual_bytes()
+        make_train_step(workload, MemoryConfig(remat=remat, precision=precision)).residual_bytes()
         for remat in ("none", "full")
     )
     # Outside the blocks stay the logits of the language models and the stem of ResNet, which no block can recompute.
