@@ -5,6 +5,7 @@ The compiler's own `cost_analysis` counts a loop body once, and is missing on so
 
 import collections
 import dataclasses
+import math
 import re
 
 from jaxmem.analysis._hlo import Computation, Instruction, Module, parse_hlo
@@ -15,6 +16,8 @@ from jaxmem.analysis._matmul import WindowDimension, convolution_flops, dot_flop
 REMAT_SCOPE = "rematted_computation"
 # And this one on everything that the backward pass computes.
 BACKWARD_SCOPE = "transpose("
+# The last part of the op_name of whatever a dot was compiled into.
+_DOT_NAME = "/dot_general"
 
 _GEMM_CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 _GEMM_TARGETS = ("__cublas$", "__triton_gemm")
@@ -164,6 +167,21 @@ class _Counter:
             instruction.op_name, dot_flops(instruction.shape, lhs, instruction.numbers("lhs_contracting_dims"))
         )
 
+    def reduce(self, computation: Computation, instruction: Instruction) -> _Cost:
+        """A dot that the compiler wrote as a product and a sum, as it does for vectors: op_name tells."""
+        if not instruction.op_name.endswith(_DOT_NAME) or not instruction.operands:
+            return _Cost()
+        summed = computation.instructions.get(instruction.operands[0])
+        if summed is None or summed.opcode != "multiply" or summed.op_name.endswith(_DOT_NAME):
+            return _Cost()  # not a dot, or one that is counted at its product
+        return _labelled(instruction.op_name, 2 * math.prod(summed.shape))
+
+    def multiply(self, _: Computation, instruction: Instruction) -> _Cost:
+        """A dot that sums over nothing, or that has its name on the product and not on the sum."""
+        if not instruction.op_name.endswith(_DOT_NAME):
+            return _Cost()
+        return _labelled(instruction.op_name, 2 * math.prod(instruction.shape))
+
     def convolution(self, computation: Computation, instruction: Instruction) -> _Cost:
         shapes = (self.shape(computation, instruction, 0), self.shape(computation, instruction, 1), instruction.shape)
         return _labelled(instruction.op_name, _convolution(instruction, *shapes))
@@ -201,6 +219,8 @@ class _Counter:
 
 _VISITS = {
     "dot": _Counter.dot,
+    "reduce": _Counter.reduce,
+    "multiply": _Counter.multiply,
     "convolution": _Counter.convolution,
     "custom-call": _Counter.custom_call,
     "fusion": _Counter.called,

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem.analysis import hlo_flops
+from jaxmem.analysis import analyze, hlo_flops, jaxpr_flops
 
-from .programs import BACKWARD, FORWARD, INPUTS, ONE, WEIGHTS, compiled_text, nested, scanned, unrolled
+from .programs import BACKWARD, FORWARD, INPUTS, ONE, ROWS, WEIGHTS, WIDTH, compiled_text, nested, scanned, unrolled
 
 
 def gradient_flops(loss):
@@ -196,3 +196,22 @@ def test_counting_is_linear():
     start = time.process_time()
     assert hlo_flops(text).flops == 100_000 * 1024
     assert time.process_time() - start < 10  # about 2 s; a quadratic walk takes minutes
+
+
+@pytest.mark.parametrize("spec", ["bi,bi->b", "bi,bj->bij", "i,i->"])
+def test_dots_of_vectors_count_although_the_compiler_writes_them_as_products_and_sums(spec):
+    """Else the forward pass seems to lack them, and recomputation to have been removed by the compiler."""
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH) if "b" in spec else (WIDTH,), jnp.float32)
+    fn = lambda x, y: jnp.einsum(spec, x, y)  # noqa: E731
+    assert hlo_flops(compiled_text(fn, x, x)).flops == jaxpr_flops(jax.make_jaxpr(fn)(x, x)).forward > 0
+
+
+def test_dots_of_vectors_do_not_hide_recomputation():
+    body = scanned(remat=True)
+
+    def loss(weights, x):
+        return body(weights, x) + jnp.sum(jnp.einsum("bi,bj->bij", x, x) * weights[0]) ** 2
+
+    report = analyze(jax.grad(loss), WEIGHTS, INPUTS, target="cpu")
+    assert report.recompute_flops == report.asked_recompute_flops == FORWARD
+    assert not any("removed" in warning for warning in report.warnings)
