@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem.config import Memory
-from jaxmem.errors import WorkloadError
+from jaxmem.errors import StateError, WorkloadError
 from jaxmem.objective import LossOutput
 from jaxmem.workload import call_loss, declares
 
@@ -44,11 +44,12 @@ def linen_fields(module, loss_fn, batch, rng_streams: tuple[str, ...]) -> dict:
 
         apply = nn.apply(run, build(memory), mutable=list(state))
         output, updated = apply({"params": params, **state}, batch, rngs=streams(rng))
+        _check_collections(updated, state)
         return _with_state(output, {**state, **updated})
 
     return {
         "loss_fn": _declare_memory(loss, not is_module or declares(loss_fn, "memory")),
-        "params": lambda key: init(key)["params"],
+        "params": lambda key: init(key).get("params", {}),
         "state": lambda key: {name: value for name, value in init(key).items() if name != "params"},
     }
 
@@ -58,12 +59,18 @@ def nnx_fields(model, loss_fn, wrt) -> dict:
     from flax import nnx
 
     wrt = nnx.Param if wrt is None else wrt
+
+    def split(model):
+        # What was sown for inspection is no state: it would make the state grow with every call.
+        nnx.pop(model, nnx.Intermediate)
+        return nnx.split(model, wrt, ...)
+
     if isinstance(model, nnx.Module):
-        graph, params, state = nnx.split(model, wrt, ...)
+        graph, params, state = split(nnx.merge(*nnx.split(model)))  # the caller's object keeps what it has sown
     elif _makes_modules(model):
-        graph, _, _ = nnx.split(nnx.eval_shape(model, jax.random.key(0)), wrt, ...)
-        params = lambda key: nnx.split(model(key), wrt, ...)[1]  # noqa: E731
-        state = lambda key: nnx.split(model(key), wrt, ...)[2]  # noqa: E731
+        graph, _, _ = split(nnx.eval_shape(model, jax.random.key(0)))
+        params = lambda key: split(model(key))[1]  # noqa: E731
+        state = lambda key: split(model(key))[2]  # noqa: E731
     else:
         raise WorkloadError(
             wanted="a flax.nnx module, or a function key -> module",
@@ -75,7 +82,7 @@ def nnx_fields(model, loss_fn, wrt) -> dict:
         # Without copies, BatchNorm and Dropout would write to variables of an outer trace (TraceContextError).
         model = nnx.merge(graph, params, state, copy=True)
         output = call_loss(loss_fn, model, batch, rng=rng, memory=memory)
-        return _with_state(output, nnx.split(model, wrt, ...)[2])
+        return _with_state(output, split(model)[2])
 
     return {"loss_fn": _declare_memory(loss, declares(loss_fn, "memory")), "params": params, "state": state}
 
@@ -85,6 +92,18 @@ def _makes_modules(fn) -> bool:
     from flax import linen, nnx
 
     return callable(fn) and not isinstance(fn, (type, linen.Module, nnx.Module))
+
+
+def _check_collections(updated, state) -> None:
+    """StateError naming a linen collection that has grown or shrunk in one call."""
+    for name, value in updated.items():
+        if jax.tree.structure(value) != jax.tree.structure(state[name]):
+            raise StateError(
+                wanted=f"the linen collection {name!r} to keep its structure from call to call",
+                got=f"{jax.tree.structure(value)} after {jax.tree.structure(state[name])}",
+                do="sow() appends at every call: give it a reduce_fn and an init_fn, or sow into 'intermediates', "
+                "which is not kept.",
+            )
 
 
 def _declare_memory(loss, uses_memory: bool):

@@ -90,6 +90,10 @@ class Workload:
                     got=f"{type(getattr(self, name)).__name__}",
                     do=f"Leave {name} out.",
                 )
+        if self.rng is not None and not _is_key(self.rng):
+            raise WorkloadError(
+                wanted="rng to be one PRNG key", got=_short(self.rng), do="Pass for example jax.random.key(0)."
+            )
         for name in ("params", "batch", "state"):
             tree = getattr(self, name)
             if callable(tree) and name != "batch":  # created from a key later
@@ -117,7 +121,7 @@ class Workload:
           loss_fn: `loss_fn(model, batch, *, rng, memory)`, where `model` is the bound module: call it, or any of
             its methods. Returns an objective or a `LossOutput` without state.
           batch, optimizer, rng, **workload_fields: as in `Workload`.
-          rng_streams: names of the module's RNG streams. The first gets the micro-batch's key itself, the
+          rng_streams: names of the module's RNG streams, or one name. The first gets the micro-batch's key itself, the
             others keys folded from it.
 
         >>> import flax.linen as nn, jax.numpy as jnp, optax
@@ -127,7 +131,8 @@ class Workload:
         """
         from jaxmem._flax import linen_fields
 
-        fields = linen_fields(module, loss_fn, batch, tuple(rng_streams))
+        rng_streams = (rng_streams,) if isinstance(rng_streams, str) else tuple(rng_streams)
+        fields = linen_fields(module, loss_fn, batch, rng_streams)
         return cls(batch=batch, optimizer=optimizer, rng=rng, **fields, **workload_fields)
 
     @classmethod
@@ -159,6 +164,20 @@ def is_array_like(leaf) -> bool:
     return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, (bool, int, float, complex))
 
 
+def _is_key(value) -> bool:
+    """Whether it is a single PRNG key: typed, or raw uint32."""
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return False
+    typed = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return value.shape == () if typed else value.dtype == np.uint32 and len(value.shape) == 1
+
+
+def _short(value) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}{list(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
 def path_string(path, *, root: str = "") -> str:
     """`root/a/0/b` for a key path, as used in filters and error messages.
 
@@ -177,11 +196,15 @@ def call_loss(loss_fn: Callable, params, batch, **keywords):
 
 
 def declares(fn: Callable, name: str) -> bool:
-    """Whether `fn` takes the keyword `name`, by name or through `**kwargs`."""
+    """Whether a loss `fn(params, batch, ...)` takes the keyword `name`, by name or through `**kwargs`.
+
+    Its first two positional parameters are params and batch, whatever they are called: `loss(state, batch)`.
+    """
     parameters = inspect.signature(fn).parameters
-    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if name in parameters:
-        return parameters[name].kind in kinds
+        taken = [p.name for p in parameters.values() if p.kind in positional][:2]
+        return parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY and name not in taken
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 

@@ -37,6 +37,8 @@ def loss(params, batch):
         ((loss, {"w": 1.0}, BATCH, SGD), {"eval_fn": loss}, "eval_fn=None.* got function"),
         ((loss, {"w": 1.0}, BATCH, SGD), {"choices": {"a": 1}}, "choices=None.* got dict"),
         ((loss, {"w": 1.0}, BATCH, SGD), {"param_shardings": 1}, "param_shardings=None.* got int"),
+        ((loss, {"w": 1.0}, BATCH, SGD), {"rng": 0}, "one PRNG key; got a int"),
+        ((loss, {"w": 1.0}, BATCH, SGD), {"rng": jax.random.split(jax.random.key(0))}, r"got key<fry>\[2\]"),
     ],
 )
 def test_arguments_of_the_wrong_kind(arguments, fields, message):
@@ -48,6 +50,25 @@ def test_shapes_functions_of_a_key_and_numbers_are_fine():
     shape = jax.ShapeDtypeStruct((4,), jnp.float32)
     for params in ({"w": shape}, {"w": 1.0, "none": None}, lambda key: {"w": jax.random.normal(key)}):
         Workload(loss, params, {"x": shape, "key": jax.random.key(0)}, SGD, state=lambda key: {}, data=iter(()))
+
+
+def test_every_kind_of_key_is_fine():
+    for key in (jax.random.key(0), jax.random.PRNGKey(0), jax.random.key(0, impl="rbg"), np.zeros(2, np.uint32)):
+        Workload(loss, {"w": 1.0}, BATCH, SGD, rng=key)
+
+
+def test_params_and_batch_may_have_any_name():
+    def named(state, rng, *, memory):
+        return state, rng, memory
+
+    assert not declares(named, "state") and not declares(named, "rng") and declares(named, "memory")
+    assert call_loss(named, 1, 2, state=3, rng=4, memory=5) == (1, 2, 5)
+    assert call_loss(lambda state, batch, rng, **more: (state, batch, rng, more), 1, 2, rng=4, memory=5) == (
+        1,
+        2,
+        4,
+        {"memory": 5},
+    )
 
 
 def test_workloads_are_compared_by_identity_and_are_frozen():

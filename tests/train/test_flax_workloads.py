@@ -281,3 +281,54 @@ def test_a_module_that_grows_its_state_is_refused():
     work = Workload.from_nnx(Growing(nnx.Rngs(0)), lambda model, x: model(x).mean(), X, SGD)
     with pytest.raises(StateError, match="a new state of the structure passed in"):
         make_train_step(work).lower()
+
+
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+def test_what_an_nnx_model_sows_is_not_state():
+    class Sowing(nnx.Module):
+        def __init__(self, rngs):
+            self.linear = nnx.Linear(3, 1, rngs=rngs)
+
+        def __call__(self, x):
+            x = self.linear(x)
+            self.sow(nnx.Intermediate, "seen", x)
+            return x
+
+    model = Sowing(nnx.Rngs(0))
+    for calls_before in range(2):  # the second workload is made of a model that has sown already
+        _, state, _ = run(Workload.from_nnx(model, lambda model, x: model(x).mean(), X, SGD), accumulation_steps=2)
+        assert jax.tree.leaves(state.state) == []
+        assert len(nnx.state(model, nnx.Intermediate)) == calls_before
+        model(X)
+
+
+def test_a_linen_collection_that_grows_is_named():
+    class Sowing(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Dense(1)(x)
+            self.sow("losses", "size", jnp.mean(x**2))
+            self.sow("intermediates", "seen", x)
+            return x
+
+    with pytest.raises(StateError, match="linen collection 'losses' .* sow"):
+        run(Workload.from_linen(Sowing(), lambda model, x: model(x).mean(), X, SGD))
+
+
+def test_a_linen_module_without_parameters_says_so():
+    class Plain(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return x
+
+    with pytest.raises(WorkloadError, match="a workload without parameters"):
+        run(Workload.from_linen(Plain(), lambda model, x: model(x).mean(), X, SGD))
+
+
+def test_one_rng_stream_may_be_given_by_name():
+    class Noisy(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(1)(x) + jax.random.normal(self.make_rng("noise"))
+
+    run(Workload.from_linen(Noisy(), lambda model, x: model(x).mean(), X, SGD, rng_streams="noise"))
