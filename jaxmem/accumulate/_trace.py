@@ -1,6 +1,7 @@
 """A loss traced once for one micro-batch, with its outputs sorted into what each of them means."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -166,14 +167,43 @@ def _scalar(value, what: str, *, allow_integer: bool = False):
 
 
 def _check_metrics(metrics):
-    for path, leaf in jax.tree_util.tree_leaves_with_path(metrics, is_leaf=lambda x: isinstance(x, METRIC_KINDS)):
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise MetricError(
+            wanted="metrics to be a mapping from names to WeightedMean, Sum, Max or Last",
+            got=f"a {type(metrics).__name__}",
+            do='Give each metric a name, e.g. {"tokens": Sum(num_tokens)}.',
+        )
+    leaves = jax.tree_util.tree_leaves_with_path(metrics, is_leaf=lambda x: x is None or isinstance(x, METRIC_KINDS))
+    for path, leaf in leaves:
+        where = path_string(path, root="metrics")
         if not isinstance(leaf, METRIC_KINDS):
             raise MetricError(
                 wanted="every metric to say how micro-batches combine: WeightedMean, Sum, Max or Last",
-                got=f"a bare {type(leaf).__name__} at {path_string(path, root='metrics')}",
+                got=f"a bare {type(leaf).__name__} at {where}",
                 do="Wrap it, e.g. WeightedMean(correct, num_tokens) or Sum(num_tokens).",
             )
+        values = jax.tree.leaves(leaf, is_leaf=lambda x: x is None)
+        for value in values:
+            dtype = jnp.result_type(value) if is_array_like(value) else None
+            if dtype is None or not (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_):
+                kind = type(value).__name__ if dtype is None else str(dtype)
+                raise _unfit(leaf, where, wanted="real numbers", got=kind)
+            if jnp.issubdtype(dtype, jnp.complexfloating):
+                raise _unfit(leaf, where, wanted="real numbers", got=str(dtype))
+        shapes = [jnp.shape(value) for value in values]
+        try:
+            jnp.broadcast_shapes(*shapes)
+        except ValueError:
+            raise _unfit(leaf, where, wanted="a total and a weight that broadcast", got=str(shapes)) from None
     return jax.tree.map(jnp.asarray, metrics)
+
+
+def _unfit(metric, where: str, *, wanted: str, got: str) -> MetricError:
+    return MetricError(
+        wanted=f"{wanted} in the {type(metric).__name__} at {where}", got=got, do="Correct what the loss returns."
+    )
 
 
 def _check_state(new, old):

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxmem.errors import InputError, MetricError, NonFiniteError, WorkloadError
 from jaxmem.train._loop_io import Interrupts, MetricsFile, ProgressBar
+from jaxmem.workload import path_string
 
 # Windows dispatched ahead of the device. Each holds its batch in device memory, and Ctrl-C waits for
 # all of them; a few are enough to keep the device busy.
@@ -158,6 +159,7 @@ class _Readings:
                 do="Rename them in the LossOutput.",
             )
         step_count, values = jax.device_get((state.step, dict(metrics)))
+        values = {path_string(path): value for path, value in jax.tree_util.tree_leaves_with_path(values)}
         seconds = time.perf_counter() - self._started
         # jit returns a dict in the order of its keys; the loss goes first, and is the first to be blamed.
         names = sorted(values, key=lambda name: name != "loss")
@@ -205,6 +207,12 @@ def _batches(data, first: int, num_steps: int) -> Iterator:
             wanted="data to train on: an iterable of batches, or a function window_index -> batch",
             got="None",
             do="Pass Workload(..., data=...), or the data argument of train_loop.",
+        )
+    if isinstance(data, (Mapping, str, bytes)):  # iterating over one gives its keys
+        raise WorkloadError(
+            wanted="data to be an iterable of batches or a function window_index -> batch",
+            got=f"a {type(data).__name__}",
+            do="To train on one batch over and over, pass lambda window: batch.",
         )
     if hasattr(data, "__iter__") or hasattr(data, "__next__"):
         iterator = iter(data)

@@ -136,6 +136,27 @@ def test_a_bare_metric_is_refused_by_name(metrics, message):
         value_and_grad(lambda w, x: LossOutput((w * x).mean(), metrics), 2)(jnp.float32(1.0), jnp.ones(4))
 
 
+@pytest.mark.parametrize(
+    "metrics, message",
+    [
+        (Sum(1), "a mapping from names .* got a Sum"),
+        ([Sum(1)], "got a list"),
+        ({"a": None}, "bare NoneType at metrics/a"),
+        ({"a": Sum("x")}, "real numbers in the Sum at metrics/a; got str"),
+        ({"a": Sum(None)}, "got NoneType"),
+        ({"a": Max(1j)}, "got complex"),
+        ({"a": Last(jax.random.key(0))}, "in the Last at metrics/a; got key"),
+        ({"a": WeightedMean(jnp.ones(3), jnp.ones(2))}, r"broadcast .* got \[\(3,\), \(2,\)\]"),
+    ],
+)
+@pytest.mark.parametrize("k", [1, 2])
+def test_what_is_no_metric_is_refused_for_every_k(metrics, message, k):
+    with pytest.raises(MetricError, match=message):
+        value_and_grad(lambda w, x: LossOutput((w * x).mean(), metrics), k)(jnp.float32(1.0), jnp.ones(4))
+
+
 def test_no_metrics_is_an_empty_dict():
+    out = value_and_grad(lambda w, x: LossOutput((w * x).mean(), None), 2)(jnp.float32(1.0), jnp.ones(4))
+    assert out.metrics == {}
     out = jax.eval_shape(value_and_grad(lambda w, x: (w * x).mean(), 2), jnp.float32(1.0), jnp.ones(4))
     assert out.metrics == {}

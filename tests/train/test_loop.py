@@ -96,7 +96,14 @@ def test_an_early_end_is_said(capsys):
 
 
 @pytest.mark.parametrize(
-    "data, what", [(None, "Workload(..., data=...)"), ([], "an iterable that yields none"), (3, "a int")]
+    "data, what",
+    [
+        (None, "Workload(..., data=...)"),
+        ([], "an iterable that yields none"),
+        (3, "a int"),
+        ({"x": 1}, "a dict"),
+        ("ab", "a str"),
+    ],
 )
 def test_no_batch_is_an_error(data, what, tmp_path):
     path = tmp_path / "metrics.jsonl"
@@ -208,3 +215,13 @@ def test_the_progress_bar_shows_on_a_terminal_only(monkeypatch, capsys):
     assert "loss 2" in shown and "steps/s" in shown and "3/3" in shown
     train_loop(add, new_state(), jnp.float32, 3, progress=False)
     assert capsys.readouterr().err == ""
+
+
+def test_nested_metrics_are_written_by_their_paths(tmp_path):
+    def step(state, batch):
+        state, metrics = add(state, batch)
+        return state, {**metrics, "accuracy": {"top": [batch, batch + 1]}}
+
+    path = tmp_path / "metrics.jsonl"
+    train_loop(step, new_state(), jnp.float32, 1, metrics_path=str(path))
+    assert lines(path)[0]["accuracy/top/1"] == 1.0
