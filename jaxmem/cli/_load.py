@@ -104,9 +104,10 @@ def _check_readable(path: str):
     got = "a directory" if os.path.isdir(path) else got
     folder = os.path.dirname(path) or "."
     neighbours = sorted(name for name in os.listdir(folder) if name.endswith(".py")) if os.path.isdir(folder) else []
-    close = difflib.get_close_matches(os.path.basename(path), neighbours, n=1)
+    others = [name for name in neighbours if name != os.path.basename(path)]
+    close = difflib.get_close_matches(os.path.basename(path), others, n=1)
     raise FileLoadError(
-        wanted=f"a Python file at {path}",
+        wanted=f"a Python file at {path}" if path else "FILE or FILE:FUNCTION",
         got=got,
         do=f"Did you mean {os.path.join(os.path.dirname(path), close[0])}?" if close else "Check the path.",
     )

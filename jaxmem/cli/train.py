@@ -16,7 +16,7 @@ from jaxmem.cli._options import (
     Settings,
     build_config,
 )
-from jaxmem.cli._output import check_writable
+from jaxmem.cli._output import STDOUT, OutputError, check_writable
 from jaxmem.cli._status import stages
 
 
@@ -35,13 +35,22 @@ def train(
     ] = None,
     log_every: Annotated[int, typer.Option("--log-every", metavar="N", min=1, help="Steps between readings.")] = 10,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Seed of parameters and dropout; the workload's own key if not given.")
+        int | None,
+        typer.Option(
+            "--seed",
+            metavar="N",
+            min=-(2**63),
+            max=2**63 - 1,
+            help="Seed of parameters and dropout; the workload's own key if not given.",
+        ),
     ] = None,
     debug: Debug = False,
 ):
     """Train on this machine. Ctrl-C finishes the current step and stops cleanly."""
     from jaxmem.cli._environment import start_jax
 
+    if metrics == STDOUT:
+        raise OutputError(wanted="--metrics to name a file", got="-", do="Metrics are not written to stdout.")
     check_writable(metrics, "--metrics")
     start_jax()
     import jax

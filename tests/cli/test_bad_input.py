@@ -154,6 +154,8 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_file_runs(capfd,
         (["train", "model.py"], ["--steps"]),
         (["train", "model.py", "--steps", "0"], ["--steps", "1"]),
         (["train", "model.py", "--steps", "many"], ["--steps", "integer"]),
+        (["train", "model.py", "--steps", "1", "--seed", str(2**70)], ["--seed"]),
+        (["train", "model.py", "--steps", "1", "--metrics", "-"], ["--metrics"]),
     ],
 )
 def test_usage(capfd, arguments, words):

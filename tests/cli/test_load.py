@@ -98,6 +98,9 @@ def test_a_missing_file_suggests_its_neighbour(tmp_path):
     assert f"Did you mean {tmp_path / 'model.py'}?" in message(str(tmp_path / "modle.py"))
     assert "got no such file. Check the path." in message(str(tmp_path / "other" / "zzz.py"))
     assert "got a directory" in message(str(tmp_path))
+    (tmp_path / "models.py").mkdir()
+    assert f"Did you mean {tmp_path / 'model.py'}?" in message(str(tmp_path / "models.py"))  # not models.py itself
+    assert "Wanted FILE or FILE:FUNCTION" in message("")
 
 
 def test_a_missing_function_lists_those_that_make_a_workload(tmp_path):
