@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxmem.objective import Max as Max
     from jaxmem.objective import Sum as Sum
     from jaxmem.objective import WeightedMean as WeightedMean
+    from jaxmem.policy import Policy as Policy
     from jaxmem.train import TrainState as TrainState
     from jaxmem.train import TrainStep as TrainStep
     from jaxmem.train import analyze as analyze
@@ -40,6 +41,7 @@ _NAMES = {
     "Memory": "jaxmem.config",
     "MemoryConfig": "jaxmem.config",
     "MemoryReport": "jaxmem.analysis",
+    "Policy": "jaxmem.policy",
     "Precision": "jaxmem.config",
     "Sum": "jaxmem.objective",
     "TrainState": "jaxmem.train",

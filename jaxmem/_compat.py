@@ -63,9 +63,10 @@ def called_jaxprs(eqn: jex.JaxprEqn) -> list[jex.Jaxpr]:
     equation's.
     """
     found = []
-    for param in (*eqn.params.values(), getattr(eqn.params.get("_prim"), "jaxpr", None)):
+    for param in eqn.params.values():
         for item in param if isinstance(param, (tuple, list)) else (param,):
-            item = getattr(item, "jaxpr", item)
+            for _ in range(2):  # the object of a block holds a closed jaxpr, which holds the jaxpr
+                item = getattr(item, "jaxpr", item)
             if hasattr(item, "eqns") and hasattr(item, "outvars"):
                 found.append(item)
     return found
@@ -74,7 +75,7 @@ def called_jaxprs(eqn: jex.JaxprEqn) -> list[jex.Jaxpr]:
 def checkpoint_name_of(eqn: jex.JaxprEqn) -> str | None:
     """The name that `checkpoint_name` gave to an equation's output, None for other equations.
 
-    The primitive is undocumented: `name`, and under `jax_remat3` an object of class `CheckpointName`.
+    Under `jax_remat3` the primitive `name` is replaced by a private object of class `CheckpointName`.
     """
     holder = eqn.params.get("_prim")
     kind = eqn.primitive.name if holder is None else type(holder).__name__
@@ -86,8 +87,8 @@ def checkpoint_name_of(eqn: jex.JaxprEqn) -> str | None:
 def prevents_cse(eqn: jex.JaxprEqn) -> bool | None:
     """Whether the equation of a `jax.checkpoint` has its barrier; None for other equations.
 
-    Told by its parameters, since the primitive is undocumented and has had three names. The rewrite of 0.10
-    (`jax_remat3`) has no such parameter, and always a barrier.
+    Told by its parameters, since under `jax_remat3` a block is a private object and not `remat_p`; that of 0.10 has
+    no parameter for the barrier, and always one.
     """
     params = getattr(eqn.params.get("_prim"), "params", eqn.params)
     if not {"jaxpr", "policy"} <= set(params):

@@ -8,10 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmem.errors import ConfigError, UnknownPolicyError
+from jaxmem.errors import ConfigError
+from jaxmem.policy import Policy, as_policy
 
 CONFIG_VERSION = 1
-REMAT_PRESETS = ("none", "full", "dots", "dots_no_batch")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,9 @@ class MemoryConfig:
       accumulation_steps: K, the number of micro-batches of one optimizer step.
       accumulator_dtype: dtype in which micro-batch gradients are summed.
       gradient_reduction: "auto"; "once" and "each" are reserved for sharded batches.
-      remat: a preset name: "none" (save every residual), "full" (save nothing inside a block),
-        "dots" (save matmul outputs), "dots_no_batch" (save outputs of matmuls without batch
-        dimensions).
+      remat: what each block keeps, a `Policy` or a preset's name: "none" (every residual), "full"
+        (nothing inside a block), "dots" (outputs of matrix products), "dots_no_batch" (those without
+        batch dimensions), or one of MaxText's, such as "minimal", which go by names in the model.
       precision: compute dtype name, or a `Precision`. Master parameters keep their dtype.
       zero: reserved; only 0.
       offload: reserved; only ().
@@ -74,7 +74,7 @@ class MemoryConfig:
     accumulation_steps: int = 1
     accumulator_dtype: str = "float32"
     gradient_reduction: str = "auto"
-    remat: str = "none"
+    remat: str | Policy = "none"
     precision: str | Precision = "float32"
     zero: int = 0
     offload: tuple[str, ...] = ()
@@ -99,12 +99,7 @@ class MemoryConfig:
                     do="Set one of them.",
                 )
             object.__setattr__(self, "accumulator_dtype", self.precision.accumulator)
-        if self.remat not in REMAT_PRESETS:
-            raise UnknownPolicyError(
-                wanted=f"remat to be one of {', '.join(REMAT_PRESETS)}",
-                got=repr(self.remat),
-                do="Choose one of these presets.",
-            )
+        as_policy(self.remat)
         for name, neutral in (("gradient_reduction", "auto"), ("zero", 0), ("offload", ())):
             value = getattr(self, name)
             value = tuple(value) if name == "offload" and isinstance(value, (list, tuple)) else value
@@ -123,6 +118,11 @@ class MemoryConfig:
         if isinstance(precision, str):
             precision = Precision(compute=precision)
         return dataclasses.replace(precision, accumulator=self.accumulator_dtype)
+
+    @property
+    def policy(self) -> Policy:
+        """The remat setting written out."""
+        return as_policy(self.remat)
 
     def to_json(self) -> str:
         """One line of JSON with a version, from which `from_json` makes an equal config."""
@@ -152,6 +152,8 @@ class MemoryConfig:
             )
         if isinstance(fields.get("precision"), dict):
             fields["precision"] = _from_fields(Precision, fields["precision"])
+        if isinstance(fields.get("remat"), dict):
+            fields["remat"] = Policy.from_fields(fields["remat"])
         return _from_fields(cls, fields)
 
 
@@ -163,7 +165,7 @@ class Memory:
     a context variable would go stale.
 
     Args:
-      remat: the preset that `block` applies.
+      remat: the policy, or the name of the preset, that `block` applies.
       compute_dtype: the dtype a model should compute in, e.g. flax's `dtype=memory.compute_dtype`.
       checkpoint: `checkpoint(target, remat, **options)`; `make_train_step` passes jaxmem's own.
 
@@ -171,7 +173,7 @@ class Memory:
     True
     """
 
-    remat: str = "none"
+    remat: str | Policy = "none"
     compute_dtype: Any = dataclasses.field(default_factory=lambda: np.dtype(np.float32))
     checkpoint: Callable | None = None
 
@@ -181,11 +183,11 @@ class Memory:
         Options are those of `jaxmem.remat.checkpoint`; `scanned=True` says that the block is the
         body of a `lax.scan`, where the barrier against common-subexpression elimination is not needed.
         """
-        if self.remat == "none":
+        if as_policy(self.remat) == as_policy("none"):
             return target
         if self.checkpoint is None:
             raise ConfigError(
-                wanted=f"a Memory made by make_train_step for remat={self.remat!r}",
+                wanted=f"a Memory made by make_train_step for remat={str(self.remat)!r}",
                 got="a Memory without a checkpoint function",
                 do="Pass Memory(remat=..., checkpoint=jaxmem.remat.checkpoint).",
             )

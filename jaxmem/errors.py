@@ -31,7 +31,15 @@ class ConfigError(InputError):
 
 
 class UnknownPolicyError(ConfigError):
-    """A remat preset name that does not exist."""
+    """A remat preset that does not exist."""
+
+
+class PolicyNotHonoured(ConfigError):
+    """A remat policy that the installed JAX, or the device, would ignore."""
+
+
+class UnmatchedNamesError(ConfigError):
+    """A name of a remat policy that no block offers while it is differentiated."""
 
 
 class WorkloadError(InputError):
@@ -64,6 +72,13 @@ class StateError(InputError):
 
 class RematWithoutEffect(InputError):
     """A remat setting that changes nothing: the residuals are those of the plain step."""
+
+
+class RematWarning(UserWarning):
+    """A remat setting that takes effect, but saves nothing, or less than it seems to."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
 
 
 class PrecisionWithoutEffect(InputError):

@@ -4,7 +4,9 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
+from jax.extend.core import primitives
 from jax.interpreters import partial_eval
 
 from jaxmem import _compat
@@ -122,3 +124,34 @@ def test_effect_names_are_still_needed():
     """When this fails, all effects have public classes, by which they should be told apart."""
     places = (jax, jax.debug, jax.experimental, jax.extend.core)
     assert not all(any(hasattr(place, name) for place in places) for name in _compat._IO_EFFECTS)
+
+
+# -- equations of blocks and names ---------------------------------------------------------------------
+
+
+@pytest.fixture(params=[False, True], ids=["remat", "remat3"])
+def rewrite(request):
+    jax.config.update("jax_remat3", request.param)
+    yield request.param
+    jax.config.update("jax_remat3", False)
+
+
+def test_blocks_and_names_are_found_under_both_implementations_of_remat(rewrite):
+    block = jax.checkpoint(lambda x: jax.lax.cond(x > 0, jnp.sin, lambda x: checkpoint_name(x * x, "square"), x))
+    (outer,) = jax.make_jaxpr(lambda x: block(x))(1.0).jaxpr.eqns
+    assert _compat.prevents_cse(outer) is True and _compat.checkpoint_name_of(outer) is None
+    (inside,) = _compat.called_jaxprs(outer)
+    (cond,) = [eqn for eqn in inside.eqns if eqn.primitive.name == "cond"]
+    branches = [[_compat.checkpoint_name_of(eqn) for eqn in branch.eqns] for branch in _compat.called_jaxprs(cond)]
+    assert branches == [[None, "square"], [None]] and _compat.prevents_cse(cond) is None
+
+
+def test_a_block_without_its_barrier():
+    (eqn,) = jax.make_jaxpr(lambda x: jax.checkpoint(jnp.sin, prevent_cse=False)(x))(1.0).jaxpr.eqns
+    assert _compat.prevents_cse(eqn) is False
+
+
+def test_the_objects_of_the_rewrite_are_not_public():
+    """When this fails, `prevents_cse` and `checkpoint_name_of` should compare with them (and `remat_p`, `name_p`)."""
+    public = {name for module in (primitives, jex, jax.ad_checkpoint) for name in dir(module)}
+    assert not {"RematTraced", "CheckpointName", "CheckpointNameFwd"} & public

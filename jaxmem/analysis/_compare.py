@@ -12,6 +12,7 @@ import jaxlib.version
 from jaxmem.analysis._analyze import analyze_variant
 from jaxmem.analysis._program import Program, as_program, known
 from jaxmem.analysis._report import MemoryReport
+from jaxmem.analysis._units import format_bytes
 from jaxmem.errors import InputError, RematWithoutEffect
 from jaxmem.targets import Target, resolve_target
 
@@ -107,8 +108,26 @@ def compare(
         tell(name, "compiling")
         rows.append(analyze_variant(program, name=name, target=resolved))
         tell(name, "done")
+    rows = [_borne_out(row, rows) for row in rows]
     versions = (("jax", jax.__version__), ("jaxlib", jaxlib.version.__version__), ("python", platform.python_version()))
     return Comparison(rows=tuple(rows), target=resolved.name, versions=versions)
+
+
+def _borne_out(row: MemoryReport, rows: list[MemoryReport]) -> MemoryReport:
+    """`row`, with a warning where fewer residuals than in the plain row leave the compiled temporaries as large."""
+    plain = next((other for other in rows if other.remat == "none"), None)
+    if plain is None or row.remat == "none" or row.temp_bytes is None or plain.temp_bytes is None:
+        return row
+    if row.saved_residual_bytes is None or plain.saved_residual_bytes is None:
+        return row
+    saved = plain.saved_residual_bytes - row.saved_residual_bytes
+    if saved <= 0 or row.temp_bytes < plain.temp_bytes:
+        return row
+    warning = (
+        f"The saving is not borne out: {row.remat} keeps {format_bytes(saved)} fewer residuals than none, but the "
+        f"compiled temporaries are {format_bytes(row.temp_bytes)} against {format_bytes(plain.temp_bytes)}."
+    )
+    return dataclasses.replace(row, warnings=(*row.warnings, warning))
 
 
 def check_remat_effect(program: Program) -> None:

@@ -1,26 +1,18 @@
-"""`checkpoint`: one block – a function, a linen or nnx module – under a remat preset."""
+"""`checkpoint`: one block – a function, a linen or nnx module – under a remat policy."""
 
-import functools
-import inspect
-import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import warnings
+from typing import Any
 
-import jax
-import numpy as np
-
-from jaxmem.errors import InputError
-from jaxmem.remat._presets import policy as preset_policy
+from jaxmem.errors import RematWarning
+from jaxmem.policy import Policy, as_policy
+from jaxmem.remat._lower import lower
+from jaxmem.remat._offers import CheckBlock
+from jaxmem.remat._wrap import Options, wrap
 
 
-class _Options(NamedTuple):
-    """Keyword arguments of jax.checkpoint, nn.remat and nnx.remat."""
-
-    policy: Callable
-    prevent_cse: bool
-
-
-def checkpoint(target: Any, policy: str, *, static_argnames: tuple[str, ...] = (), scanned: bool = False) -> Any:
+def checkpoint(
+    target: Any, policy: str | Policy, *, static_argnames: tuple[str, ...] = (), scanned: bool = False
+) -> Any:
     """`target` with its intermediate values recomputed in the backward pass, as `policy` says.
 
     Array arguments are traced; everything else (`train=True`, strings, None, Python numbers) keeps its
@@ -29,7 +21,7 @@ def checkpoint(target: Any, policy: str, *, static_argnames: tuple[str, ...] = (
     Args:
       target: a function; a `flax.linen` module class, whose parameter paths stay as they are; a
         `flax.nnx` module class, instance or bound method.
-      policy: "none", "full", "dots" or "dots_no_batch".
+      policy: a preset's name ("none", "full", "dots", "dots_no_batch", "minimal", ...) or a `Policy`.
       static_argnames: array arguments to be passed by value all the same.
       scanned: the block is the body of a `lax.scan`. Then the barrier that keeps XLA's
         common-subexpression elimination from undoing the recomputation is not needed, and is left out.
@@ -38,7 +30,10 @@ def checkpoint(target: Any, policy: str, *, static_argnames: tuple[str, ...] = (
       The same kind of thing as `target`, except for an nnx instance, which becomes a callable.
 
     Raises:
-      UnknownPolicyError: for another name; InputError: for a target that is not a block.
+      UnknownPolicyError: for another name; InputError: for a target that is not a block;
+      PolicyNotHonoured: where JAX or the device would ignore part of the policy;
+      UnmatchedNamesError: when a function is called that does not offer the policy's names. A module is
+      checked by `make_train_step`, `compare` and `residuals`, which differentiate the whole loss.
 
     >>> import jax, jax.numpy as jnp
     >>> block = checkpoint(lambda x, *, train: jnp.sin(jnp.sin(x)) if train else x, "full")
@@ -47,131 +42,23 @@ def checkpoint(target: Any, policy: str, *, static_argnames: tuple[str, ...] = (
 
     Source: `jax.checkpoint`; Chen et al. 2016, "Training deep nets with sublinear memory cost".
     """
-    if policy == "none":
-        return target
-    options = _Options(preset_policy(policy), not scanned)
-    names = frozenset((static_argnames,) if isinstance(static_argnames, str) else static_argnames)
-    if inspect.isclass(target) and _is_a(target, "flax.linen", "Module"):
-        return _linen_class(target, names, options)
-    if inspect.isclass(target) and _is_a(target, "flax.nnx", "Module"):
-        return _nnx_class(target, names, options)
-    if not inspect.isclass(target) and _is_a(type(target), "flax.nnx", "Module"):
-        return _nnx_call(type(target).__call__, target, names, options)
-    owner = getattr(target, "__self__", None)
-    if owner is not None and _is_a(type(owner), "flax.nnx", "Module"):
-        return _nnx_call(getattr(type(owner), target.__name__), owner, names, options)
-    for kind in (type(target), type(owner)):
-        if _is_a(kind, "flax.linen", "Module"):
-            raise InputError(
-                wanted="a linen module class as a block",
-                got=f"an instance of {kind.__name__}",
-                do=f"Wrap the class before it is instantiated: memory.block({kind.__name__})(...)(x).",
+    policy = as_policy(policy)
+    return _apply(target, policy, static_argnames, scanned, CheckBlock(policy) if policy.patterns else None)
+
+
+def checkpoint_unchecked(target: Any, policy: str | Policy, *, static_argnames=(), scanned: bool = False) -> Any:
+    """`checkpoint` for whoever checks names on the whole loss, where each may be in another block."""
+    return _apply(target, as_policy(policy), static_argnames, scanned, None)
+
+
+def _apply(target, policy: Policy, static_argnames, scanned: bool, on_call):
+    if policy.keeps_everything:
+        if policy.save or policy.dots != "none":
+            warnings.warn(
+                f"The remat policy ({policy}) keeps everything, so it is none: rest='save' already saves what save and "
+                "dots name. Leave rest out to recompute what is not named.",
+                RematWarning,
+                stacklevel=3,
             )
-    if inspect.isclass(target) or not callable(target):
-        raise InputError(
-            wanted="a function, a linen or nnx module class, an nnx module or a bound nnx method",
-            got=f"{target!r}",
-            do="Wrap the function that computes the block.",
-        )
-
-    @functools.wraps(target)
-    def block(*args, **kwargs):
-        arrays, rebuild = _partition(target, args, kwargs, names)
-
-        def call(arrays):
-            args, kwargs = rebuild(arrays)
-            return target(*args, **kwargs)
-
-        call.__name__ = getattr(target, "__name__", type(target).__name__)
-        return jax.checkpoint(call, **options._asdict())(arrays)
-
-    return block
-
-
-@functools.cache  # one class per block and policy: module classes are compared by identity
-def _linen_class(cls, names, options):
-    from flax import linen as nn
-
-    def __call__(self, *args, **kwargs):
-        arrays, rebuild = _partition(functools.partial(cls.__call__, self), args, kwargs, names)
-
-        def call(module, arrays):
-            args, kwargs = rebuild(arrays)
-            return cls.__call__(module, *args, **kwargs)
-
-        return nn.remat(call, **options._asdict())(self, arrays)
-
-    # The class keeps its name: linen builds parameter paths from it ("Block_0"), and saved parameters stay valid.
-    return type(cls)(cls.__name__, (cls,), _like(cls, __call__))
-
-
-@functools.cache
-def _nnx_class(cls, names, options):
-    def __call__(self, *args, **kwargs):
-        return _nnx_call(cls.__call__, self, names, options)(*args, **kwargs)
-
-    return type(cls)(cls.__name__, (cls,), _like(cls, __call__))
-
-
-def _nnx_call(method: Callable, module, names, options) -> Callable:
-    """nnx.remat splits the module into arrays and back, so that BatchNorm and RNG counts are updated once."""
-    from flax import nnx
-
-    @functools.wraps(method)
-    def block(*args, **kwargs):
-        arrays, rebuild = _partition(functools.partial(method, module), args, kwargs, names)
-
-        def call(module, arrays):
-            args, kwargs = rebuild(arrays)
-            return method(module, *args, **kwargs)
-
-        return nnx.remat(call, **options._asdict())(module, arrays)
-
-    return block
-
-
-def _like(cls, call) -> dict:
-    functools.update_wrapper(call, cls.__call__)
-    return {
-        "__call__": call,
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-        "__annotations__": {},
-    }
-
-
-def _partition(fn, args, kwargs, static_argnames):
-    """The array leaves of a call's arguments, and a function that puts (traced) leaves back in their places."""
-    signature, held, traced = None, {}, (args, kwargs)
-    if static_argnames:
-        signature = inspect.signature(fn)
-        unknown = static_argnames - set(signature.parameters)
-        if unknown:
-            raise InputError(
-                wanted=f"static_argnames among {', '.join(signature.parameters)}",
-                got=", ".join(sorted(unknown)),
-                do="Correct the name.",
-            )
-        bound = signature.bind(*args, **kwargs).arguments
-        held = {k: v for k, v in bound.items() if k in static_argnames}
-        traced = {k: v for k, v in bound.items() if k not in static_argnames}
-    leaves, tree = jax.tree.flatten(traced)
-    is_array = [isinstance(leaf, (jax.Array, np.ndarray, np.generic)) for leaf in leaves]
-
-    def rebuild(arrays):
-        arrays = iter(arrays)
-        new = [next(arrays) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
-        traced = tree.unflatten(new)
-        if signature is None:
-            return traced
-        bound = inspect.BoundArguments(signature, {**traced, **held})
-        return bound.args, bound.kwargs
-
-    return [leaf for leaf, array in zip(leaves, is_array, strict=True) if array], rebuild
-
-
-def _is_a(cls, module: str, name: str) -> bool:
-    """issubclass without importing flax: an instance of a module that was never imported cannot exist."""
-    loaded = sys.modules.get(module)
-    return loaded is not None and issubclass(cls, getattr(loaded, name))
+        return target  # not everything_saveable, under which XLA keeps more than without a checkpoint
+    return wrap(target, Options(lower(policy), not scanned), static_argnames, on_call)

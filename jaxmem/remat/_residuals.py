@@ -1,45 +1,210 @@
-"""What the forward pass of a function keeps for its backward pass."""
+"""`residuals`: what the forward pass of a function keeps for its backward pass, value by value."""
 
-import math
+import dataclasses
+import json
+import os
+import re
 from collections.abc import Callable
+from typing import Any
 
-import jax
-import jax.extend.core as jex
-import jax.numpy as jnp
+from jaxmem.policy import Policy
+from jaxmem.remat._checkpoint import checkpoint
+from jaxmem.remat._kept import is_on_host, kept_values, num_bytes
+from jaxmem.remat._origin import origin
+
+_SMALL = 1 / 500  # kinds of values below this share of the total are one line of the text
 
 
-def residual_bytes(fn: Callable, *args, argnums: int | None = None) -> int:
-    """Bytes of the values that `jax.vjp(fn, *args)` keeps, besides the arguments themselves; modelled.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Residual:
+    """One value that is kept.
+
+    Args:
+      size_bytes: of the whole value, all iterations of a scan together.
+      shape, dtype: of the value; a scan's iterations are its leading axes.
+      name: what `checkpoint_name` called it; None without.
+      op: the operation that made it; "carry (op)" for the input of a scan's body.
+      module: path of flax modules and named scopes; "" at the top.
+      source: FILE:LINE of the user's code; "" where unknown.
+      count: number of scan iterations stacked in it, 1 without a scan.
+      memory: "device", or "host" where it is offloaded.
+    """
+
+    size_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    name: str | None = None
+    op: str
+    module: str = ""
+    source: str = ""
+    count: int = 1
+    memory: str = "device"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResidualTable:
+    """The residuals of a function, the largest first; modelled.
+
+    Args:
+      rows: one for each value.
+      before: the table without the policy, where there is one to compare with.
+    """
+
+    rows: tuple[Residual, ...]
+    before: "ResidualTable | None" = None
+    provenance: str = "modelled"
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all values, wherever they are kept."""
+        return sum(row.size_bytes for row in self.rows)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the values that stay on the device."""
+        return sum(row.size_bytes for row in self.rows if row.memory == "device")
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the values that are offloaded."""
+        return self.total_bytes - self.device_bytes
+
+    def bytes_by(self, field: str) -> dict[Any, int]:
+        """Bytes for each value of a field of `Residual`, the largest first.
+
+        >>> import jax.numpy as jnp
+        >>> residuals(lambda x: jnp.sin(jnp.sin(x)), jnp.ones(8)).bytes_by("op")
+        {'cos': 64}
+        """
+        sums: dict[Any, int] = {}
+        for row in self.rows:
+            key = getattr(row, field)
+            sums[key] = sums.get(key, 0) + row.size_bytes
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Rows and totals as JSON-ready values, with those `before` beside them."""
+        fields = {"rows": [dataclasses.asdict(row) for row in self.rows], "provenance": self.provenance}
+        fields |= {name: getattr(self, name) for name in ("total_bytes", "device_bytes", "host_bytes")}
+        return fields | ({"before": self.before.to_dict()} if self.before is not None else {})
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        """An aligned table; values that differ only in the number of their module are one line."""
+        tables = [self] if self.before is None else [self.before, self]
+        columns = [_groups(table) for table in tables]
+        sizes = {key: [column[key].size if key in column else 0 for column in columns] for c in columns for key in c}
+        keys = sorted(sizes, key=lambda key: (-max(sizes[key]), key))
+        header = ["bytes"] if self.before is None else ["before", "after"]
+        lines = [[*header, "count", "dtype[shape]", "name", "op", "module", "source"]]
+        largest = max((table.total_bytes for table in tables), default=0)
+        shown = [key for key in keys if max(sizes[key]) >= _SMALL * largest]
+        for key in shown:
+            groups = [column[key] for column in columns if key in column]
+            cells = [f"{size:,}" if size else "-" for size in sizes[key]]
+            count = max(group.count for group in groups)
+            what, name, op, source = key
+            module = _common([module for group in groups for module in group.modules])
+            lines.append([*cells, f"{count}", what, name or "-", op, module or "-", source or "-"])
+        if rest := keys[len(shown) :]:  # they are sorted by size
+            sums = [sum(column) for column in zip(*(sizes[key] for key in rest), strict=True)]
+            lines.append([*[f"{size:,}" for size in sums], "", f"{len(rest)} smaller kinds", "", "", "", ""])
+        lines.append([*[f"{table.total_bytes:,}" for table in tables], "", "total", "", "", "", ""])
+        if self.host_bytes:
+            host = f"{self.host_bytes:,}"
+            lines.append([*[""] * (len(tables) - 1), host, "", "of which on the host", "", "", "", ""])
+        return _aligned(lines, right=len(tables) + 1)
+
+
+def residuals(fn: Callable, *args, argnums: int | None = None, policy: str | Policy | None = None) -> ResidualTable:
+    """The values that `jax.vjp(fn, *args)` keeps, besides the arguments themselves; modelled.
 
     A value kept twice counts once, and so does one that is an argument not at all: those bytes are there anyway.
     The compiler may keep fewer (it fuses and recomputes cheap operations) or more (copies): residual
     bytes order policies, compiled bytes decide.
 
     Args:
-      fn: function of floating-point pytrees with any pytree output.
+      fn: function of floating-point pytrees with any pytree output; blocks in it may have policies already.
       *args: pytrees of arrays or `jax.ShapeDtypeStruct`s.
       argnums: the argument that is differentiated; None for all of them.
+      policy: the policy of `fn` as one block; then `before` holds the table without it.
+
+    Raises:
+      UnmatchedNamesError: `fn` does not offer the policy's names.
 
     >>> import jax, jax.numpy as jnp
-    >>> x = jax.ShapeDtypeStruct((256,), jnp.float32)
-    >>> residual_bytes(lambda x: jnp.sin(jnp.sin(x)), x)
+    >>> x = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    >>> table = residuals(lambda x: jnp.sum(jnp.tanh(x @ x) @ x), x, policy="dots")
+    >>> table.before.total_bytes, [(row.op, row.size_bytes) for row in table.rows]
+    (2048, [('dot_general', 1024)])
+    """
+    before = None
+    if policy is not None:
+        before = residuals(fn, *args, argnums=argnums)
+        fn = checkpoint(fn, policy)
+    jaxpr, values = kept_values(fn, *args, argnums=argnums)
+    rows = [_row(jaxpr, var) for var in values]
+    return ResidualTable(rows=tuple(sorted(rows, key=lambda row: -row.size_bytes)), before=before)
+
+
+def residual_bytes(fn: Callable, *args, argnums: int | None = None) -> int:
+    """`residuals(...).device_bytes`, without looking up where each value comes from.
+
+    >>> import jax, jax.numpy as jnp
+    >>> residual_bytes(lambda x: jnp.sin(jnp.sin(x)), jax.ShapeDtypeStruct((256,), jnp.float32))
     2048
     """
-
-    def kept(*args):
-        if argnums is None:
-            _, vjp = jax.vjp(fn, *args)
-        else:
-            _, vjp = jax.vjp(lambda arg: fn(*args[:argnums], arg, *args[argnums + 1 :]), args[argnums])
-        return jax.tree.leaves(vjp)  # a vjp function is a pytree of its residuals
-
-    jaxpr = jax.make_jaxpr(kept)(*args).jaxpr
-    given = set(jaxpr.invars) | set(jaxpr.constvars)
-    residuals = {v for v in jaxpr.outvars if not isinstance(v, jex.Literal)} - given
-    return sum(_num_bytes(v.aval) for v in residuals)
+    _, values = kept_values(fn, *args, argnums=argnums)
+    return sum(num_bytes(v.aval) for v in values if not is_on_host(v.aval))
 
 
-def _num_bytes(aval) -> int:
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        aval = jax.eval_shape(jax.random.key_data, aval)
-    return math.prod(aval.shape) * aval.dtype.itemsize
+def _row(jaxpr, var) -> Residual:
+    where = "host" if is_on_host(var.aval) else "device"
+    shape, dtype = tuple(var.aval.shape), str(var.aval.dtype)
+    made = dataclasses.asdict(origin(jaxpr, var))
+    return Residual(size_bytes=num_bytes(var.aval), shape=shape, dtype=dtype, memory=where, **made)
+
+
+# -- text --------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Group:
+    size: int
+    count: int
+    modules: list[str]
+
+
+def _groups(table: ResidualTable) -> dict[tuple[str, str, str, str], _Group]:
+    groups: dict[tuple[str, str, str, str], _Group] = {}
+    for row in table.rows:
+        what = f"{row.dtype}[{','.join(map(str, row.shape))}]{' host' if row.memory == 'host' else ''}"
+        group = groups.setdefault((what, row.name or "", row.op, os.path.basename(row.source)), _Group(0, 0, []))
+        group.size += row.size_bytes
+        group.count += row.count
+        group.modules.append(row.module)
+    return groups
+
+
+def _common(modules: list[str]) -> str:
+    """One module path for several: numbers that differ become a star, and what differs otherwise is cut off.
+
+    >>> _common(["GPT/block_0/mlp", "GPT/block_1/mlp"]), _common(["GPT/a", "GPT/b"])
+    ('GPT/block_*/mlp', 'GPT')
+    """
+    distinct = sorted(set(modules))
+    if len(distinct) == 1:
+        return distinct[0]
+    starred = {re.sub(r"\d+", "*", module) for module in distinct}
+    return starred.pop() if len(starred) == 1 else os.path.commonpath(starred) if all(starred) else ""
+
+
+def _aligned(lines: list[list[str]], right: int) -> str:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    lines = [
+        [cell.rjust(widths[i]) if i < right else cell.ljust(widths[i]) for i, cell in enumerate(line)] for line in lines
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in lines)

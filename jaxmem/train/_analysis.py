@@ -1,13 +1,19 @@
 """Teaches `analyze` and `compare` what a workload, a config and a train step are."""
 
+import warnings
+
 from jaxmem.analysis import MemoryReport, Program, analyze, analyze_program, as_program, compare
 from jaxmem.config import MemoryConfig
-from jaxmem.errors import WorkloadError
+from jaxmem.errors import RematWarning, WorkloadError
 from jaxmem.targets import Target, on_target, resolve_target
 from jaxmem.train._step import TrainStep, make_train_step
 from jaxmem.workload import Workload
 
 __all__ = ["analyze", "compare"]
+
+_NOT_EVIDENCED = (
+    "Offload is not evidenced here: XLA:CPU keeps host and device values in one memory, and counts neither."
+)
 
 
 @analyze.register
@@ -38,12 +44,20 @@ def _(step: TrainStep, *args, name: str, target: Target) -> Program:
 
 
 def _program(step: TrainStep, name: str, target: Target) -> Program:
+    policy = step.config.policy
     with on_target(target):
+        notes = step.examine().warnings
+        if policy.offload and target.platform == "cpu":
+            notes = (*notes, _NOT_EVIDENCED)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RematWarning)  # they are notes of the report
+            traced = step.trace()
         return Program.from_traced(
-            step.trace(),
+            traced,
             name=name,
             compiler_options=step.workload.compiler_options,
             saved_residual_bytes=step.residual_bytes,
             plain_residual_bytes=lambda: step.residual_bytes(remat="none"),
-            remat=step.config.remat,
+            remat=str(policy),
+            notes=notes,
         )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -10,9 +11,16 @@ import optax
 
 from jaxmem import accumulate, precision, remat
 from jaxmem.config import Memory, MemoryConfig
-from jaxmem.errors import ConfigError, MetricError, PrecisionWithoutEffect, RematWithoutEffect, WorkloadError
-from jaxmem.objective import LossOutput
-from jaxmem.remat import residual_bytes
+from jaxmem.errors import (
+    ConfigError,
+    MetricError,
+    PrecisionWithoutEffect,
+    RematWarning,
+    WorkloadError,
+)
+from jaxmem.policy import Policy
+from jaxmem.remat.blocks import at_blocks
+from jaxmem.train._remat import compare_residuals, examine_step
 from jaxmem.train._state import TrainState
 from jaxmem.workload import Workload, declares, path_string, select_paths
 
@@ -32,8 +40,8 @@ def make_train_step(
       target: name of the chip that `step.report()` compiles for; None for the machine's own.
 
     Raises:
-      ConfigError: for what this version does not act on; RematWithoutEffect: for a remat setting whose
-        loss declares no `memory`.
+      ConfigError: for what this version does not act on. When the step is traced, RematWithoutEffect: a remat
+        setting for a loss that declares no `memory` and has nothing that repeats.
 
     >>> import jax.numpy as jnp, optax
     >>> from jaxmem import MemoryConfig, Workload, make_train_step
@@ -58,12 +66,6 @@ def make_train_step(
             got=repr(mesh),
             do="Leave mesh out.",
         )
-    if config.remat != "none" and not declares(workload.loss_fn, "memory"):
-        raise RematWithoutEffect(
-            wanted=f"a loss that declares `memory` and marks its blocks, for remat={config.remat!r}",
-            got="a loss without it, so the setting has nowhere to apply",
-            do="Declare `memory` in the loss and wrap each repeated block with memory.block(...).",
-        )
     return TrainStep(workload, config, target)
 
 
@@ -72,6 +74,7 @@ class TrainStep:
 
     def __init__(self, workload: Workload, config: MemoryConfig, target: str | None):
         self.workload, self.config, self.target = workload, config, target
+        self._examination = None
         self._jitted = jax.jit(self._step, donate_argnums=0, compiler_options=workload.compiler_options)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -125,29 +128,37 @@ class TrainStep:
             )
         nnx.update(model, *jax.tree.map(jnp.copy, (state.params, state.state)))
 
-    def residual_bytes(self, *, remat: str | None = None) -> int:
-        """Bytes that the forward pass of one micro-batch keeps for its backward pass; modelled.
+    def residuals(self, *, remat: str | Policy | None = None) -> remat.ResidualTable:
+        """What the forward pass of one micro-batch keeps for its backward pass, value by value; modelled.
 
         Args:
-          remat: preset to assume instead of the config's.
+          remat: setting to assume instead of the config's.
+
+        Returns:
+          The table; `before` holds the one of the plain loss, where there is a remat setting.
         """
-        remat = self.config.remat if remat is None else remat
-        step = TrainStep(self.workload, dataclasses.replace(self.config, remat=remat), self.target)
-        split = functools.partial(
-            accumulate.micro_batch,
-            index=0,
-            num_micro_batches=self.config.accumulation_steps,
-            batch_axes=self.workload.batch_axes,
-        )
-        state = self.abstract_state()
-        trainable, frozen = self._partition(state.params)
+        step = self._with_remat(remat)
+        plain = step._with_remat("none")
+        return step.examine().residuals if plain is step else compare_residuals(step, plain)
 
-        def objective(trainable, frozen, batch, rng, state):
-            output = step.loss(frozen)(trainable, batch, rng=rng, state=state)
-            return output.objective if isinstance(output, LossOutput) else output
+    def residual_bytes(self, *, remat: str | Policy | None = None) -> int:
+        """Bytes on the device that the forward pass of one micro-batch keeps for its backward pass; modelled.
 
-        args = (trainable, frozen, jax.eval_shape(split, self.workload.batch), state.rng, state.state)
-        return residual_bytes(objective, *args, argnums=0)
+        Args:
+          remat: setting to assume instead of the config's.
+        """
+        return self._with_remat(remat).examine().residuals.device_bytes
+
+    def examine(self) -> remat.Examination:
+        """Whether the remat setting does anything to this loss, from a dry trace that is made once.
+
+        Raises:
+          UnmatchedNamesError: no block of the loss offers a name of the policy; RematWithoutEffect: the
+            loss marks no block.
+        """
+        if self._examination is None:
+            self._examination = examine_step(self)
+        return self._examination
 
     def abstract_state(self) -> TrainState:
         """Shapes and dtypes of the state that `init` makes."""
@@ -191,6 +202,7 @@ class TrainStep:
     def _step(self, state: TrainState, batch):
         trainable, frozen = self._partition(state.params)
         self._check_precision(state, batch)
+        self._check_remat()
         out = accumulate.value_and_grad(
             self.loss(frozen),
             self.config.accumulation_steps,
@@ -218,20 +230,42 @@ class TrainStep:
             )
         return new, {"loss": out.value, **metrics}
 
-    def loss(self, frozen=None):
-        """The loss as the step differentiates it: `(trainable, batch, *, rng, state)`, config applied."""
+    def loss(self, frozen=None, *, checkpoint=remat.checkpoint_unchecked):
+        """The loss as the step differentiates it: `(trainable, batch, *, rng, state)`, config applied.
+
+        Args:
+          frozen: the parameters that are not trained.
+          checkpoint: what marks a block.
+        """
         loss_fn, compute = self.workload.loss_fn, jnp.dtype(self.config.dtypes.compute)
         if declares(loss_fn, "memory"):
-            memory = Memory(remat=self.config.remat, compute_dtype=compute, checkpoint=remat.checkpoint)
+            memory = Memory(remat=self.config.remat, compute_dtype=compute, checkpoint=checkpoint)
             loss_fn = functools.partial(loss_fn, memory=memory)
-        elif compute != jnp.float32:
-            loss_fn = precision.compute_in(loss_fn, compute)
+        else:
+            if compute != jnp.float32:
+                loss_fn = precision.compute_in(loss_fn, compute)
+            if not self.config.policy.keeps_everything:  # it marks no blocks, so they are found
+                mark = lambda fn, *, scanned, name: checkpoint(fn, self.config.remat, scanned=scanned)  # noqa: E731
+                loss_fn = at_blocks(loss_fn, mark)
 
         def loss(trainable, batch, **keywords):
             keywords = {k: v for k, v in keywords.items() if declares(loss_fn, k)}
             return loss_fn(_merge(trainable, frozen), batch, **keywords)
 
         return loss
+
+    def _with_remat(self, remat: str | Policy | None) -> "TrainStep":
+        """This step under another setting."""
+        if remat is None or remat == self.config.remat:
+            return self
+        return TrainStep(self.workload, dataclasses.replace(self.config, remat=remat), self.target)
+
+    def _check_remat(self) -> None:
+        """Names that match nothing raise; a setting that saves nothing warns. Once a trace, not once a step."""
+        if self.config.policy.keeps_everything:
+            return
+        for message in self.examine().warnings:
+            warnings.warn(message, RematWarning, stacklevel=2)
 
     def _check_precision(self, state, batch) -> None:
         """A loss that declares `memory` casts by itself: PrecisionWithoutEffect if nothing in it has the dtype."""

@@ -1,0 +1,164 @@
+"""`examine`: does a policy do anything to a whole loss? A dry trace that names the reason where it does not."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.extend.core as jex
+
+from jaxmem._compat import called_jaxprs, checkpoint_name_of, prevents_cse
+from jaxmem.errors import RematWithoutEffect
+from jaxmem.policy import Policy, as_policy, matches
+from jaxmem.remat._kept import num_bytes
+from jaxmem.remat._offers import Offers, check_names
+from jaxmem.remat._residuals import ResidualTable, residuals
+
+_LOOPS = ("scan", "while")
+_NEARLY_ALL = 0.9  # a block that makes this share of a loss's values is the whole loss
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Examination:
+    """What a dry trace found.
+
+    Args:
+      residuals: what the loss keeps under the policy.
+      warnings: sentences on what the policy does not do, with the reason.
+      names: the names that the policy was offered.
+      blocks: number of calls of blocks in the traced program; a scan's body is called once.
+    """
+
+    residuals: ResidualTable
+    warnings: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    blocks: int = 0
+
+
+def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = None) -> Examination:
+    """Traces and differentiates a loss without computing anything.
+
+    Args:
+      loss: called with the function that marks blocks, `checkpoint(target, policy, **options)`; returns
+        the function of `args` that is differentiated.
+      *args: pytrees of arrays or `jax.ShapeDtypeStruct`s.
+      policy: what the blocks are marked with.
+      argnums: the argument that is differentiated; None for all of them.
+
+    Raises:
+      UnmatchedNamesError: an exact name that no block of the loss offers, or a regular expression
+        that matches none.
+      RematWithoutEffect: the loss marks no block.
+
+    >>> import jax.numpy as jnp
+    >>> loss = lambda checkpoint: lambda x: checkpoint(jnp.sin, "dots")(x).sum()
+    >>> print(*examine(loss, jnp.ones(8), policy="dots").warnings)  # doctest: +ELLIPSIS
+    The dots rule of dots kept nothing: ...
+    """
+    policy = as_policy(policy)
+    offers = Offers()
+    traced = jax.make_jaxpr(loss(offers.checkpoint))(*args)
+
+    def again(*args):  # the user's Python code runs once
+        return jex.jaxpr_as_fun(traced)(*jax.tree.leaves(args))
+
+    table = residuals(again, *args, argnums=argnums)
+    if policy.keeps_everything:
+        return Examination(residuals=table)
+    if not offers.blocks:
+        raise RematWithoutEffect(
+            wanted=f"a loss that marks its blocks, for remat={str(policy)!r}",
+            got="a loss that declares `memory` but marks none, so the setting has nowhere to apply",
+            do="Wrap each repeated block: block = memory.block(block).",
+        )
+    program = traced.jaxpr
+    check_names(policy, offers.names, where="a block of the loss", in_program=_names(program))
+    warnings = [
+        *_dots(policy, offers),
+        *_barriers(program),
+        *_whole(program),
+        *_offloads(policy, offers, table),
+    ]
+    return Examination(
+        residuals=table, warnings=tuple(warnings), names=tuple(sorted(offers.names)), blocks=offers.blocks
+    )
+
+
+def _dots(policy: Policy, offers: Offers) -> list[str]:
+    if policy.dots == "none" or offers.dots:
+        return []
+    reason = (
+        "no block has a matrix product without batch dimensions (batched and vmapped products have some). "
+        'Use dots="all", or save by name.'
+        if policy.dots == "no_batch"
+        else "no block has a matrix product or convolution outside custom derivative rules. Save by name."
+    )
+    return [f"The dots rule of {policy} kept nothing: {reason}"]
+
+
+def _barriers(program) -> list[str]:
+    loose = sum(1 for eqn, in_loop, _ in _blocks(program) if not in_loop and not prevents_cse(eqn))
+    if not loose:
+        return []
+    return [
+        f"{loose} of the blocks are marked scanned=True, but are not the body of a scan: there the compiler merges the "
+        "recomputation with the first computation, and keeps what was to be recomputed. Leave scanned=True out."
+    ]
+
+
+def _whole(program) -> list[str]:
+    """One checkpoint round everything."""
+    total = _made_bytes(program)
+    for _, in_loop, inner in _blocks(program):
+        made = _made_bytes(inner)
+        if not in_loop and made >= _NEARLY_ALL * total and not list(_blocks(inner)):
+            return [
+                f"One block makes {made / total:.0%} of all values of the loss: the backward pass begins by computing "
+                "them again, and then all of them are there at once, so the peak stays. Mark each layer instead."
+            ]
+    return []
+
+
+def _offloads(policy: Policy, offers: Offers, table: ResidualTable) -> list[str]:
+    moved = {row.name for row in table.rows if row.memory == "host"}
+    idle = [
+        pattern
+        for pattern in policy.offload
+        if not any(matches(pattern, name) for name in moved if name is not None)
+        and any(matches(pattern, name) and policy.fate(name) == "offload" for name in offers.names)
+    ]
+    return [
+        f"Offloading {pattern!r} moves nothing: the backward pass does not need that value. The output of a scan's "
+        "body is kept as the next iteration's input; name that input instead."
+        for pattern in idle
+    ]
+
+
+def _blocks(jaxpr, in_loop: bool = False):
+    """(equation, whether it is in a loop, its program) of every block, the outer ones first."""
+    for eqn in jaxpr.eqns:
+        for inner in called_jaxprs(eqn):
+            if prevents_cse(eqn) is not None:
+                yield eqn, in_loop, inner
+            yield from _blocks(inner, in_loop or eqn.primitive.name in _LOOPS)
+
+
+def _names(jaxpr) -> set[str]:
+    found = set()
+    for eqn in jaxpr.eqns:
+        found |= {checkpoint_name_of(eqn)} - {None}
+        for inner in called_jaxprs(eqn):
+            found |= _names(inner)
+    return found
+
+
+def _made_bytes(jaxpr) -> int:
+    """Bytes of all values that a program makes, iteration by iteration."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        inner = called_jaxprs(eqn)
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        if inner:
+            total += times * max(_made_bytes(program) for program in inner)
+        else:
+            total += sum(num_bytes(v.aval) for v in eqn.outvars if hasattr(v.aval, "dtype"))
+    return total

@@ -1,0 +1,156 @@
+"""Where a value of a traced program comes from: its operation, name, module and source line."""
+
+import dataclasses
+import functools
+import os
+import re
+import sysconfig
+
+import jax.extend.core as jex
+from jax.extend import source_info_util
+
+from jaxmem._compat import called_jaxprs, checkpoint_name_of
+
+# Operations that hand a value on: what made it is further up.
+_TRANSPARENT = frozenset({"device_put", "copy", "copy_p", "reduce_precision", "optimization_barrier"})
+# What transformations add to a name stack; the rest are modules and named scopes.
+_TRANSFORMS = re.compile(r"\b(jvp|transpose|vmap|linearize)\(")
+_CALLS = re.compile(r"([^/]+)\.call(?:/\1(?=/|$))?")
+_SCOPES = frozenset({"checkpoint", "rematted_computation", "while", "body", "cond", "closed_call"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """See `Residual`, whose fields these are."""
+
+    name: str | None
+    op: str
+    module: str
+    source: str
+    count: int
+
+
+def origin(jaxpr, var) -> Origin:
+    """The origin of a variable of a jaxpr, looked for in the programs that its equations call, too."""
+    found = _follow(jaxpr, var, None, (), "", 1)
+    return dataclasses.replace(found, module=_plain(found.module))
+
+
+def _follow(jaxpr, var, name, outer, module, count) -> Origin:
+    """`outer`: the (jaxpr, equation) pairs that led here, innermost last; `module` and `count`: of these together."""
+    last = None
+    while var in (made := _producers(jaxpr)):
+        eqn, index = made[var]
+        last = eqn
+        given = checkpoint_name_of(eqn)
+        if given is not None or eqn.primitive.name in _TRANSPARENT:
+            name = name or given
+            var = eqn.invars[min(index, len(eqn.invars) - 1)]
+            if isinstance(var, jex.Literal):
+                return _at(eqn, name, "constant", module, count, outer)
+            continue
+        inner = _called(eqn, index)
+        if inner is None:
+            return _at(eqn, name, eqn.primitive.name, module, count, outer)
+        path = _join(module, _module(eqn))
+        stacked = eqn.primitive.name == "scan" and _rank(eqn.outvars[index]) > _rank(inner.outvars[index])
+        times = eqn.params["length"] if stacked else 1
+        return _follow(inner, inner.outvars[index], name, (*outer, (jaxpr, eqn, module, count)), path, count * times)
+    if outer and var in jaxpr.invars:
+        above, eqn, module_above, _ = outer[-1]
+        index = jaxpr.invars.index(var)
+        if eqn.primitive.name == "scan" and index in _carries(eqn, jaxpr):
+            return _carry(jaxpr, eqn, index, name, module, count)
+        # cond has its predicate in front of what the branches are given
+        value = eqn.invars[index + len(eqn.invars) - len(jaxpr.invars)]
+        if not isinstance(value, jex.Literal):
+            return _follow(above, value, name, outer[:-1], module_above, count)
+    what = "argument" if var in jaxpr.invars else "constant"
+    return _at(last, name, what, module, count, outer) if last is not None else Origin(name, what, module, "", count)
+
+
+def _carry(jaxpr, eqn, index, name, module, count) -> Origin:
+    """The input of a scan's body: what made the output that becomes the next iteration's input."""
+    output = jaxpr.outvars[_carries(eqn, jaxpr).index(index)]
+    if output in _producers(jaxpr) and output is not jaxpr.invars[index]:
+        made = _follow(jaxpr, output, None, (), module, count)  # within the body only: no way out
+        return dataclasses.replace(made, name=name, op=f"carry ({made.op})")
+    return _at(eqn, name, "carry", "", count, ())
+
+
+def _carries(eqn, body) -> list[int]:
+    """Which inputs of a scan's body are its carry: the last before the ones that are slices."""
+    inputs = [_rank(v) for v in body.invars]
+    slices = sum(_rank(given) > rank for given, rank in zip(eqn.invars, inputs, strict=True))
+    carried = sum(_rank(given) == _rank(inner) for given, inner in zip(eqn.outvars, body.outvars, strict=True))
+    first = len(inputs) - slices - carried
+    return list(range(first, first + carried))
+
+
+def _called(eqn, index: int):
+    """The program in which output `index` of an equation is made, if it calls one that has as many outputs."""
+    if eqn.primitive.name == "while":
+        return None
+    for inner in called_jaxprs(eqn):
+        if len(inner.outvars) == len(eqn.outvars) and not isinstance(inner.outvars[index], jex.Literal):
+            return inner
+    return None
+
+
+def _at(eqn, name, op: str, module: str, count: int, outer) -> Origin:
+    """An equation as the origin; code that JAX traced once and keeps has no line, so that of its caller is taken."""
+    callers = (source_line(above) for _, above, *_ in reversed(outer))
+    return Origin(name, op, _join(module, _module(eqn)), source_line(eqn) or next(filter(None, callers), ""), count)
+
+
+def _producers(jaxpr) -> dict:
+    found = _PRODUCERS.get(id(jaxpr))
+    if found is None or found[0] is not jaxpr:
+        made = {var: (eqn, i) for eqn in jaxpr.eqns for i, var in enumerate(eqn.outvars)}
+        found = (jaxpr, made)
+        if len(_PRODUCERS) > 256:
+            _PRODUCERS.clear()
+        _PRODUCERS[id(jaxpr)] = found
+    return found[1]
+
+
+_PRODUCERS: dict[int, tuple] = {}
+
+
+def _rank(atom) -> int:
+    return len(getattr(atom.aval, "shape", ()))
+
+
+def _module(eqn) -> str:
+    """The path of modules and named scopes, without what transformations put round it."""
+    text = _TRANSFORMS.sub("(", str(eqn.source_info.name_stack)).replace("(", "").replace(")", "")
+    return "/".join(part for part in text.split("/") if part and part not in _SCOPES)
+
+
+def _join(outer: str, inner: str) -> str:
+    """Two paths end to end; an inner program may repeat the path it was called on."""
+    if not outer or inner == outer or inner.startswith(f"{outer}/"):
+        return inner
+    return f"{outer}/{inner}" if inner else outer
+
+
+def _plain(path: str) -> str:
+    """Without the scope that linen opens for a checkpointed call, inside which the module's own comes again."""
+    return _CALLS.sub(r"\1", path)
+
+
+def source_line(eqn) -> str:
+    """FILE:LINE of the innermost frame in the user's own code; "" where there is none."""
+    frames = source_info_util.summarize(eqn.source_info, num_frames=64).splitlines()
+    for frame in reversed(frames):  # the innermost is last
+        path, _, rest = frame.rpartition(" (")[0].partition(".py:")
+        if rest and not _is_library(path):
+            return f"{path}.py:{rest.split(':')[0]}"
+    return ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(path: str) -> bool:
+    roots = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    roots.append(os.path.dirname(os.path.dirname(__file__)))
+    return any(os.path.realpath(path).startswith(os.path.realpath(root) + os.sep) for root in roots)
