@@ -13,9 +13,10 @@ from jaxmem.cli._errors import INTERRUPTED, explain
 from jaxmem.cli.analyze import analyze
 from jaxmem.cli.compare import compare
 from jaxmem.cli.doctor import doctor
+from jaxmem.cli.residuals import residuals
 from jaxmem.cli.train import train
 
-# `add_completion=False`: its options crowd the help of a tool with four verbs.
+# `add_completion=False`: its options crowd the help of a tool with five verbs.
 app = typer.Typer(
     name="jaxmem",
     help="Does my training step fit, what is the cheapest way to make it fit, and can I trust the answer?",
@@ -25,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (analyze, compare, train, doctor):
+for verb in (analyze, compare, residuals, train, doctor):
     app.command()(verb)
 
 

@@ -38,7 +38,7 @@ PrecisionName = Annotated[
 ]
 Remat = Annotated[
     str | None,
-    typer.Option("--remat", metavar="PRESET", help="none, full, dots or dots_no_batch.", show_default=False),
+    typer.Option("--remat", metavar="PRESET", help="none, full, dots, dots_no_batch, minimal, ...", show_default=False),
 ]
 JsonOut = Annotated[
     str | None,

@@ -20,7 +20,7 @@ from jaxmem.cli._options import (
 from jaxmem.cli._output import STDOUT, check_writable, clean_stdout, write_json
 from jaxmem.cli._status import stages
 
-ALL_PRESETS = "none,full,dots,dots_no_batch"
+DEFAULT_PRESETS = "none,full,dots,dots_no_batch"
 
 
 def compare(
@@ -28,7 +28,7 @@ def compare(
     target: Target = None,
     remat: Annotated[
         str, typer.Option("--remat", metavar="LIST", help="Presets, separated by commas; the order of the rows.")
-    ] = ALL_PRESETS,
+    ] = DEFAULT_PRESETS,
     config: ConfigFile = None,
     settings: Settings = None,
     accumulation_steps: AccumulationSteps = None,
@@ -84,6 +84,6 @@ def split_presets(text: str) -> list[str]:
         raise UnknownPolicyError(
             wanted="--remat to be a list of different presets",
             got=repr(text) if empty else f"{', '.join(repeated)} more than once",
-            do=f"Write for example --remat {ALL_PRESETS}.",
+            do=f"Write for example --remat {DEFAULT_PRESETS}.",
         )
     return names

@@ -148,3 +148,19 @@ def test_help_and_version_import_no_jax():
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "analyze" in done.stdout and "--remat" in done.stdout
+
+
+def test_residuals_before_and_after(capfd, model):
+    """Rows by source line; nothing is compiled, and the JSON has both tables."""
+    ran = run(capfd, "residuals", model, "--remat", "full")
+    assert ran.code == 0 and ran.err == ""
+    assert ran.out.split()[:2] == ["before", "after"] and "model.py:" in ran.out and "total" in ran.out
+    table = json.loads(run(capfd, "residuals", model, "--remat", "full", "--json", "-").out)
+    plain = json.loads(run(capfd, "residuals", model, "--json", "-").out)
+    assert table["before"]["rows"] == plain["rows"] and "before" not in plain
+    assert table["total_bytes"] < plain["total_bytes"] == sum(row["size_bytes"] for row in plain["rows"])
+
+
+def test_a_preset_whose_names_the_model_lacks_is_bad_input(capfd, model):
+    ran = run(capfd, "residuals", model, "--remat", "minimal")
+    assert ran.code == 2 and "query_proj" in ran.err and "checkpoint_name" in ran.err

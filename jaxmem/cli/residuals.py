@@ -1,0 +1,47 @@
+"""`jaxmem residuals`: what the forward pass keeps for the backward pass, value by value."""
+
+from jaxmem.cli._options import (
+    AccumulationSteps,
+    ConfigFile,
+    Debug,
+    File,
+    JsonOut,
+    PrecisionName,
+    Remat,
+    Settings,
+    build_config,
+)
+from jaxmem.cli._output import STDOUT, check_writable, clean_stdout, write_json
+from jaxmem.cli._status import stages
+
+
+def residuals(
+    file: File,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    accumulation_steps: AccumulationSteps = None,
+    precision: PrecisionName = None,
+    remat: Remat = None,
+    json_out: JsonOut = None,
+    debug: Debug = False,
+):
+    """List what one micro-batch keeps for its backward pass, before and after --remat. Nothing is compiled."""
+    from jaxmem.cli._environment import start_jax
+
+    check_writable(json_out, "--json")
+    start_jax()
+    import jaxmem
+    from jaxmem.cli._load import load_workload
+
+    chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
+    with clean_stdout(json_out == STDOUT) as stdout:
+        with stages(f"loading {file}") as stage:
+            step = jaxmem.make_train_step(load_workload(file, settings=settings or ()), chosen)
+            stage("tracing")
+            table = step.residuals()
+        if json_out is not None:
+            write_json(json_out, table.to_json(), stdout)
+    if json_out != STDOUT:
+        print(table)
+        for warning in step.examine().warnings:
+            print(f"! {warning}")
