@@ -168,7 +168,7 @@ def _is_key(value) -> bool:
     """Whether it is a single PRNG key: typed, or raw uint32."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return False
-    typed = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+    typed = jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
     return value.shape == () if typed else value.dtype == np.uint32 and len(value.shape) == 1
 
 
