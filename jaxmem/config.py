@@ -21,7 +21,8 @@ class Precision:
     Args:
       params: the stored (master) parameters; None keeps them as the workload made them.
       compute: parameters and batch as the loss sees them.
-      output: the objective and its accumulation; a wide dtype, since it is a sum over tokens.
+      output: the loss and the metrics that a step returns; None leaves them in what they are summed in, at least
+        float32.
       accumulator: gradient accumulators; None takes `MemoryConfig.accumulator_dtype`.
       loss_scale: reserved for float16; anything but None is refused.
 
@@ -31,14 +32,14 @@ class Precision:
 
     params: str | None = None
     compute: str = "float32"
-    output: str = "float32"
+    output: str | None = None
     accumulator: str | None = None
     loss_scale: Any = None
 
     def __post_init__(self):
         for name in ("params", "compute", "output", "accumulator"):
             value = getattr(self, name)
-            if value is not None or name in ("compute", "output"):
+            if value is not None or name == "compute":
                 object.__setattr__(self, name, float_dtype_name(value, f"precision.{name}"))
         if self.loss_scale is not None:
             raise ConfigError(
@@ -99,6 +100,8 @@ class MemoryConfig:
                     do="Set one of them.",
                 )
             object.__setattr__(self, "accumulator_dtype", self.precision.accumulator)
+        if self.precision == Precision(compute=self.dtypes.compute):  # both spellings are one value
+            object.__setattr__(self, "precision", self.dtypes.compute)
         as_policy(self.remat)
         for name, neutral in (("gradient_reduction", "auto"), ("zero", 0), ("offload", ())):
             value = getattr(self, name)

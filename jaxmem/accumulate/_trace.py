@@ -89,6 +89,20 @@ class TracedLoss:
         return fn, jax.tree.unflatten(self.in_tree, used)
 
 
+def counted_leaves(loss_fn, params, batch, *, rng=None, state=None) -> Any:
+    """Which leaves of the batch the weights of the objective and of the metrics are computed from: a tree of bools.
+
+    These hold masks and counts, which a narrow dtype would round: bfloat16 knows no 257.
+    """
+
+    def weights(micro):
+        metrics = jax.tree.leaves(micro.metrics, is_leaf=lambda x: isinstance(x, METRIC_KINDS))
+        return [x.weight for x in (*micro.terms, *metrics) if getattr(x, "weight", None) is not None]
+
+    _, (_, used, _, _) = TracedLoss.of(loss_fn, params, batch, rng, state).cut(weights)
+    return used
+
+
 def _evaluate(jaxpr, leaves):
     return [jnp.asarray(out) for out in jex.jaxpr_as_fun(jaxpr)(*leaves)]  # constants come as Python numbers
 

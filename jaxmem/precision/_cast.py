@@ -23,8 +23,14 @@ def cast_floating(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(lambda leaf: cast(jnp.asarray(leaf)), tree)
 
 
-def compute_in(loss_fn: Callable, dtype: Any) -> Callable:
+def compute_in(loss_fn: Callable, dtype: Any, *, keep: Callable | None = None) -> Callable:
     """The loss with its parameters and batch cast to `dtype` on entry.
+
+    Args:
+      loss_fn: `loss_fn(params, batch, **keywords)`.
+      dtype: a floating dtype.
+      keep: `keep(loss_fn, params, batch, **keywords)`, a tree of bools over the batch: leaves that stay as they
+        are, such as masks that are counted.
 
     The cast is inside the differentiated function, so gradients come back in the dtype of the master
     parameters. Model state keeps its dtype: running statistics need the wide one.
@@ -32,7 +38,11 @@ def compute_in(loss_fn: Callable, dtype: Any) -> Callable:
 
     @functools.wraps(loss_fn)
     def loss(params, batch, **keywords):
-        return loss_fn(cast_floating(params, dtype), cast_floating(batch, dtype), **keywords)
+        narrow = cast_floating(batch, dtype)
+        if keep is not None:
+            kept = keep(loss_fn, params, batch, **keywords)
+            narrow = jax.tree.map(lambda wide, cast, stays: wide if stays else cast, batch, narrow, kept)
+        return loss_fn(cast_floating(params, dtype), narrow, **keywords)
 
     return loss
 

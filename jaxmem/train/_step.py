@@ -60,6 +60,7 @@ def make_train_step(
     config = MemoryConfig() if config_or_plan is None else config_or_plan
     if not isinstance(config, MemoryConfig):
         raise ConfigError(wanted="a jaxmem.MemoryConfig", got=repr(config), do="Pass MemoryConfig(...).")
+    _check_widths(config)
     if mesh is not None:
         raise ConfigError(
             wanted="mesh=None: this version of jaxmem builds steps for one device",
@@ -228,7 +229,9 @@ class TrainStep:
                 got="a metric named 'loss'",
                 do="Rename it.",
             )
-        return new, {"loss": out.value, **metrics}
+        metrics = {"loss": out.value, **metrics}
+        output = self.config.dtypes.output
+        return new, metrics if output is None else precision.cast_floating(metrics, output)
 
     def loss(self, frozen=None, *, checkpoint=remat.checkpoint_unchecked):
         """The loss as the step differentiates it: `(trainable, batch, *, rng, state)`, config applied.
@@ -243,7 +246,7 @@ class TrainStep:
             loss_fn = functools.partial(loss_fn, memory=memory)
         else:
             if compute != jnp.float32:
-                loss_fn = precision.compute_in(loss_fn, compute)
+                loss_fn = precision.compute_in(loss_fn, compute, keep=accumulate.counted_leaves)
             if not self.config.policy.keeps_everything:  # it marks no blocks, so they are found
                 mark = lambda fn, *, scanned, name: checkpoint(fn, self.config.remat, scanned=scanned)  # noqa: E731
                 loss_fn = at_blocks(loss_fn, mark)
@@ -293,6 +296,17 @@ class TrainStep:
         trainable = jax.tree.map(lambda leaf, yes: leaf if yes else None, params, chosen)
         frozen = jax.tree.map(lambda leaf, yes: None if yes else leaf, params, chosen)
         return trainable, frozen
+
+
+def _check_widths(config: MemoryConfig) -> None:
+    """JAX makes float32 of float64 where 64-bit types are off; a config that asks for it is refused."""
+    dtypes = {name: value for name, value in dataclasses.asdict(config.dtypes).items() if value == "float64"}
+    if dtypes and not jax.config.jax_enable_x64:
+        raise ConfigError(
+            wanted="dtypes of at most 32 bits, as JAX's 64-bit types are off",
+            got=", ".join(f"{name}='float64'" for name in dtypes),
+            do='Call jax.config.update("jax_enable_x64", True) first, or use float32.',
+        )
 
 
 def _merge(trainable, frozen):
