@@ -301,7 +301,7 @@ class TrainStep:
 def _check_widths(config: MemoryConfig) -> None:
     """JAX makes float32 of float64 where 64-bit types are off; a config that asks for it is refused."""
     dtypes = {name: value for name, value in dataclasses.asdict(config.dtypes).items() if value == "float64"}
-    if dtypes and not jax.config.jax_enable_x64:
+    if dtypes and jax.dtypes.canonicalize_dtype("float64") != jnp.float64:
         raise ConfigError(
             wanted="dtypes of at most 32 bits, as JAX's 64-bit types are off",
             got=", ".join(f"{name}='float64'" for name in dtypes),
