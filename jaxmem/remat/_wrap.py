@@ -38,7 +38,9 @@ def wrap(target: Any, options: Options, static_argnames=(), on_call: Callable | 
         return _nnx_call(type(target).__call__, target, names, options, on_call)
     owner = getattr(target, "__self__", None)
     if owner is not None and _is_a(type(owner), "flax.nnx", "Module"):
-        return _nnx_call(getattr(type(owner), target.__name__), owner, names, options, on_call)
+        # The very function: by its name, super().method would be the override that calls it.
+        method = getattr(target, "__func__", None) or getattr(type(owner), target.__name__)
+        return _nnx_call(method, owner, names, options, on_call)
     for kind in (type(target), type(owner)):
         if _is_a(kind, "flax.linen", "Module"):
             raise InputError(

@@ -117,3 +117,15 @@ def test_blocks_keep_less(preset, per_block):
     # The second call's input, and a product a call.
     assert residuals(lambda block: checkpoint(block, preset)) == X.nbytes * (1 + 2 * per_block)
     assert residuals(lambda block: block) > X.nbytes * 3
+
+
+def test_a_method_of_the_base_class_is_not_taken_for_its_override():
+    """`super().method` has the name of the method that calls it."""
+
+    class Doubled(Block):
+        def features(self, x, *, train, wrap=lambda method: method):
+            return 2 * wrap(super().features)(x, train=train)
+
+    model, plain = Doubled(nnx.Rngs(0)), Doubled(nnx.Rngs(0))
+    wrap = lambda method: checkpoint(method, "full")  # noqa: E731
+    np.testing.assert_array_equal(model.features(X, train=True, wrap=wrap), plain.features(X, train=True))
