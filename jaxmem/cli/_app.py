@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from jaxmem.cli import _environment
-from jaxmem.cli._errors import INTERRUPTED, explain
+from jaxmem.cli._errors import INTERRUPTED, explain, users_frame
 from jaxmem.cli.analyze import analyze
 from jaxmem.cli.compare import compare
 from jaxmem.cli.doctor import doctor
@@ -61,12 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # standalone_mode=False: errors come here as exceptions, so that all of them look alike.
         code = app(arguments, prog_name="jaxmem", standalone_mode=False)
         sys.stdout.flush()
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 0
-    except BrokenPipeError:  # the reader of stdout (`| head`) has seen enough
-        _discard_stdout()
-        return 1
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+            error = error.__context__  # click and rich make the one of the other
+        if isinstance(error, BrokenPipeError) and _is_of_stdout(error):  # its reader (`| head`) has seen enough
+            _discard_stdout()
+            return 1
         problem = explain(error)
         if "--debug" in arguments:
             traceback.print_exception(error)
@@ -76,6 +77,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         print("jaxmem: stopped by Ctrl-C", file=sys.stderr)
     return int(code or 0)
+
+
+def _is_of_stdout(error: BrokenPipeError) -> bool:
+    """Whether it is stdout that nobody reads any more, rather than a pipe of the user's, such as a data worker's."""
+    if users_frame(error) is None:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (AttributeError, OSError, ValueError):  # no poll on this system, or no descriptor
+        return True
 
 
 def _discard_stdout():

@@ -162,6 +162,20 @@ def test_usage(capfd, arguments, words):
     assert_refused(run(capfd, *arguments), *words)
 
 
+@ALL_VERBS
+def test_a_file_that_ends_the_program_late_is_no_success(refused, verb, tmp_path):
+    """A loss or a data function is called after the file has been loaded."""
+    write(tmp_path, LINEAR.replace("block = memory", "raise SystemExit(0)\n        block = memory"))
+    refused(verb, "model.py", words=["SystemExit: 0", "model.py, line 5, in loss_fn"])
+
+
+def test_a_broken_pipe_of_the_users_is_not_that_of_stdout(refused, tmp_path):
+    source = LINEAR.replace("data=lambda window: batch", "data=worker")
+    source += "\n    def worker(window):\n        raise BrokenPipeError(32, 'worker died')\n"
+    write(tmp_path, source)
+    refused("train", "model.py", words=["worker died", "in worker"])
+
+
 def test_debug_adds_the_traceback_and_the_cause(capfd, tmp_path):
     ran = run(capfd, "analyze", write(tmp_path, "1 / 0"), "--debug")
     assert ran.code == 2
