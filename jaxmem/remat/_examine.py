@@ -12,6 +12,7 @@ from jaxmem.policy import Policy, as_policy, matches
 from jaxmem.remat._kept import num_bytes
 from jaxmem.remat._offers import Offers, check_names
 from jaxmem.remat._residuals import ResidualTable, residuals
+from jaxmem.remat.blocks import find_blocks
 
 _LOOPS = ("scan", "while")
 _NEARLY_ALL = 0.9  # a block that makes this share of a loss's values is the whole loss
@@ -106,15 +107,18 @@ def _barriers(program) -> list[str]:
 
 
 def _whole(program) -> list[str]:
-    """One checkpoint round everything."""
+    """One checkpoint round everything, though it has layers that could have their own."""
     total = _made_bytes(program)
     for _, in_loop, inner in _blocks(program):
         made = _made_bytes(inner)
-        if not in_loop and made >= _NEARLY_ALL * total and not list(_blocks(inner)):
-            return [
-                f"One block makes {made / total:.0%} of all values of the loss: the backward pass begins by computing "
-                "them again, and then all of them are there at once, so the peak stays. Mark each layer instead."
-            ]
+        if in_loop or made < _NEARLY_ALL * total or any(_blocks(inner)):
+            continue
+        if inner.constvars or not find_blocks(jex.ClosedJaxpr(inner, ())):
+            continue  # nothing repeats in it: it may well be the only layer of a small model
+        return [
+            f"One block makes {made / total:.0%} of all values of the loss: the backward pass begins by computing them "
+            "again, and then all of them are there at once, so the peak stays. Mark each of its layers instead."
+        ]
     return []
 
 

@@ -163,3 +163,8 @@ def test_offload_on_the_cpu_is_not_evidenced():
     report = analyze(workload(), MemoryConfig(remat=Policy(offload=("input",))), target="cpu")
     assert report.host_temp_bytes == 0
     assert any(warning.startswith("Offload is not evidenced") for warning in report.warnings)
+
+
+def test_a_model_of_one_layer_has_nothing_else_to_mark():
+    loss = lambda checkpoint: lambda w, x: checkpoint(layer, "full")(x, w[0]).sum()  # noqa: E731
+    assert warnings_of("full", loss) == ""
