@@ -1,6 +1,7 @@
 """Every private or version-dependent touch of JAX, Flax and Optax; each has a test that tells when it can go."""
 
 import jax.extend.core as jex
+from jax.extend.core import primitives
 from jax.interpreters import partial_eval
 
 # Effects of printing and of host callbacks: their names, since the classes are private.
@@ -10,37 +11,37 @@ _IO_EFFECTS = ("DebugEffect", "OrderedDebugEffect", "IOEffect", "OrderedIOEffect
 def prune(closed: jex.ClosedJaxpr, wanted: list[bool]) -> tuple[jex.ClosedJaxpr, list[bool]]:
     """Cuts a jaxpr to the wanted outputs, dropping prints and callbacks that they do not need.
 
-    Returns the smaller jaxpr, whose inputs are those marked True in the second result. Touches
+    The result is for its values only: custom differentiation rules are dropped, since what they wrap could not be
+    looked into. Returns the smaller jaxpr, whose inputs are those marked True in the second result. Touches
     `jax.interpreters.partial_eval.dce_jaxpr`, which has no public equivalent with `used_outputs`.
     """
-    pruned, used = partial_eval.dce_jaxpr(_without_io_effects(closed.jaxpr), list(wanted))
+    pruned, used = partial_eval.dce_jaxpr(_values_only(closed.jaxpr), list(wanted))
     return jex.ClosedJaxpr(pruned, closed.consts), list(used)
 
 
-def _without_io_effects(jaxpr):
-    """The jaxpr with io effects erased at every depth, so that dead-code elimination may drop them."""
+def _values_only(jaxpr):
+    """The jaxpr without io effects and custom rules, at every depth, so that dead-code elimination goes all the way."""
 
     def erase(effects):
         return frozenset(e for e in effects if type(e).__name__ not in _IO_EFFECTS)
 
     def inner(param):
-        if isinstance(param, jex.ClosedJaxpr):
-            return jex.ClosedJaxpr(_without_io_effects(param.jaxpr), param.consts)
+        if isinstance(param, jex.ClosedJaxpr) and not isinstance(param, jex.Jaxpr):  # one class from JAX 0.12 on
+            return jex.ClosedJaxpr(_values_only(param.jaxpr), param.consts)
         if isinstance(param, jex.Jaxpr):
-            return _without_io_effects(param)
+            return _values_only(param)
         if isinstance(param, (tuple, list)) and any(isinstance(p, (jex.Jaxpr, jex.ClosedJaxpr)) for p in param):
             return type(param)(inner(p) for p in param)
         return param
 
-    if not jaxpr.effects:
-        return jaxpr
-    eqns = [
-        eqn.replace(params={k: inner(v) for k, v in eqn.params.items()}, effects=erase(eqn.effects))
-        if eqn.effects
-        else eqn
-        for eqn in jaxpr.eqns
-    ]
-    return jaxpr.replace(eqns=eqns, effects=erase(jaxpr.effects))
+    def simplify(eqn):
+        if eqn.primitive in (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p):
+            params = {"call_jaxpr": inner(eqn.params["call_jaxpr"])}
+            return eqn.replace(primitive=primitives.closed_call_p, params=params, effects=erase(eqn.effects))
+        params = {key: inner(value) for key, value in eqn.params.items()}
+        return eqn.replace(params=params, effects=erase(eqn.effects))
+
+    return jaxpr.replace(eqns=[simplify(eqn) for eqn in jaxpr.eqns], effects=erase(jaxpr.effects))
 
 
 def name_stack(eqn: jex.JaxprEqn) -> str:

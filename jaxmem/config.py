@@ -106,7 +106,7 @@ class MemoryConfig:
         for name, neutral in (("gradient_reduction", "auto"), ("zero", 0), ("offload", ())):
             value = getattr(self, name)
             value = tuple(value) if name == "offload" and isinstance(value, (list, tuple)) else value
-            if value != neutral:
+            if value != neutral or type(value) is not type(neutral):
                 raise ConfigError(
                     wanted=f"{name}={neutral!r}: this version of jaxmem does not act on it",
                     got=repr(value),
@@ -136,7 +136,7 @@ class MemoryConfig:
         """The config that `to_json` wrote; ConfigError names a field or version it does not know."""
         try:
             fields = json.loads(text)
-        except ValueError as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(
                 wanted="a MemoryConfig as JSON", got=f"invalid JSON ({error})", do="Check the file."
             ) from None
@@ -147,7 +147,7 @@ class MemoryConfig:
                 do='Write for example {"accumulation_steps": 8, "remat": "full"}.',
             )
         version = fields.pop("version", CONFIG_VERSION)
-        if version != CONFIG_VERSION:
+        if version != CONFIG_VERSION or isinstance(version, (bool, float)):
             raise ConfigError(
                 wanted=f"a MemoryConfig of version {CONFIG_VERSION}",
                 got=f"version {version!r}",

@@ -90,13 +90,11 @@ class Workload:
                     got=f"{type(getattr(self, name)).__name__}",
                     do=f"Leave {name} out.",
                 )
-        if self.rng is not None and not _is_key(self.rng):
-            raise WorkloadError(
-                wanted="rng to be one PRNG key", got=_short(self.rng), do="Pass for example jax.random.key(0)."
-            )
+        if self.rng is not None:
+            check_key(self.rng)
         for name in ("params", "batch", "state"):
             tree = getattr(self, name)
-            if callable(tree) and name != "batch":  # created from a key later
+            if name != "batch" and is_creator(tree):
                 continue
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
                 if not is_array_like(leaf):
@@ -162,6 +160,17 @@ class Workload:
 def is_array_like(leaf) -> bool:
     """Whether a leaf has a shape and a dtype, or is a Python number."""
     return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, (bool, int, float, complex))
+
+
+def is_creator(tree) -> bool:
+    """Whether it is a function of a key that makes a tree, and not a tree, which may be callable too."""
+    return callable(tree) and jax.tree_util.all_leaves([tree])
+
+
+def check_key(rng) -> None:
+    """WorkloadError unless it is one PRNG key."""
+    if not _is_key(rng):
+        raise WorkloadError(wanted="rng to be one PRNG key", got=_short(rng), do="Pass for example jax.random.key(0).")
 
 
 def _is_key(value) -> bool:

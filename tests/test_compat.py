@@ -80,19 +80,35 @@ def test_effects_go_by_these_names():
     assert names <= set(_compat._IO_EFFECTS) and len(names) >= 3
 
 
-def test_custom_vjp_is_opaque_to_dead_code_elimination():
-    """A weight that leaves the same custom_vjp function as the loss seems to need its parameters.
+def both(w, m):
+    return w * m, m
 
-    When this fails, JAX looks inside, and such losses no longer raise DifferentiableWeight.
-    """
 
-    @jax.custom_vjp
-    def both(w, m):
-        return w * m, m
+def vjp_of_both():
+    fn = jax.custom_vjp(both)
+    fn.defvjp(lambda w, m: (both(w, m), (w, m)), lambda saved, g: (g[0] * saved[1], g[0] * saved[0] + g[1]))
+    return fn
 
-    both.defvjp(lambda w, m: (both(w, m), (w, m)), lambda saved, g: (g[0] * saved[1], g[0] * saved[0] + g[1]))
-    _, used = pruned(lambda w, m: both(w, m), 1.0, 2.0, wanted=[False, True])
-    assert used == [True, True]
+
+def jvp_of_both():
+    fn = jax.custom_jvp(both)
+    fn.defjvp(lambda primals, tangents: (both(*primals), both(*tangents)))
+    return fn
+
+
+@pytest.mark.parametrize("fn", [vjp_of_both(), jvp_of_both(), jax.jit(vjp_of_both())])
+def test_prune_looks_into_custom_rules(fn):
+    """A weight often leaves the same fused function as the loss, and does not need its parameters."""
+    jaxpr, used = pruned(fn, 1.0, 2.0, wanted=[False, True])
+    assert used == [False, True]
+    assert jax.extend.core.jaxpr_as_fun(jaxpr)(2.0) == [2.0]
+
+
+def test_prune_still_has_to_look_into_custom_rules():
+    """When this fails, JAX's own dead-code elimination does, and `_values_only` need not replace them."""
+    closed = jax.make_jaxpr(vjp_of_both())(1.0, 2.0)
+    _, used = partial_eval.dce_jaxpr(closed.jaxpr, [False, True])
+    assert list(used) == [True, True]
 
 
 def test_name_stack_gives_scopes_and_transformations():

@@ -19,7 +19,9 @@ def init_metrics(shapes):
     """Accumulators for metrics of these shapes: sums start at 0, maxima at the lowest value."""
 
     def init(metric):
-        if isinstance(metric, (WeightedMean, Sum)):
+        if isinstance(metric, WeightedMean):  # a quotient, so integers may be added as floats, which do not overflow
+            return jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.promote_types(s.dtype, jnp.float32)), metric)
+        if isinstance(metric, Sum):
             return jax.tree.map(lambda s: jnp.zeros(s.shape, sum_dtype(s.dtype)), metric)
         if isinstance(metric, Max):
             return jax.tree.map(lambda s: jnp.full(s.shape, _lowest(s.dtype), s.dtype), metric)

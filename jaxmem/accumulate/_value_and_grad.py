@@ -183,7 +183,8 @@ def _combine(terms, totals, num_micro_batches: int):
     for i, term in enumerate(terms):
         total = term.total.astype(_reduce.sum_dtype(term.total.dtype))
         if term.rule == "weighted":
-            total = _reduce.mean(total, term.weight if totals is None else totals[i])
+            # A custom rule may return total and weight together; it must not see a gradient of the weight.
+            total = _reduce.mean(total, jax.lax.stop_gradient(term.weight) if totals is None else totals[i])
         elif term.rule == "mean" and num_micro_batches > 1:
             total = total / num_micro_batches
         value = value + term.factor.astype(total.dtype) * total

@@ -22,7 +22,7 @@ from jaxmem.policy import Policy
 from jaxmem.remat.blocks import at_blocks
 from jaxmem.train._remat import compare_residuals, examine_step
 from jaxmem.train._state import TrainState
-from jaxmem.workload import Workload, declares, path_string, select_paths
+from jaxmem.workload import Workload, check_key, declares, is_creator, path_string, select_paths
 
 if TYPE_CHECKING:
     from jaxmem.analysis import MemoryReport
@@ -96,8 +96,10 @@ class TrainStep:
                         got=f"only a shape at {path_string(path, root=name)}",
                         do="Give the workload real parameters; shapes are enough for analyze and compare.",
                     )
+        rng = self._rng if rng is None else rng
+        check_key(rng)
         # Inside jit, so that what a key creates is allocated once.
-        return jax.jit(self._init)(self._given(), self._rng if rng is None else rng)
+        return jax.jit(self._init)(self._given(), rng)
 
     def trace(self) -> jax.stages.Traced:
         """The step traced on an abstract state and the workload's example batch."""
@@ -177,12 +179,12 @@ class TrainStep:
 
     def _given(self):
         """The workload's parameters and state, None where a key creates them."""
-        return [None if callable(tree) else tree for tree in (self.workload.params, self.workload.state)]
+        return [None if is_creator(tree) else tree for tree in (self.workload.params, self.workload.state)]
 
     def _init(self, given, rng) -> TrainState:
         key = jax.random.fold_in(rng, jnp.uint32(2**32 - 1))  # no window has this index
         params, state = (
-            create(key) if callable(create) else jax.tree.map(jnp.copy, tree)
+            create(key) if is_creator(create) else jax.tree.map(jnp.copy, tree)
             for create, tree in zip((self.workload.params, self.workload.state), given, strict=True)
         )
         if self.config.dtypes.params is not None:
@@ -210,7 +212,9 @@ class TrainStep:
             accumulator_dtype=self.config.dtypes.accumulator,
             batch_axes=self.workload.batch_axes,
         )(trainable, batch, rng=jax.random.fold_in(state.rng, state.window), state=state.state)
-        updates, opt_state = self.workload.optimizer.update(out.grads, state.opt_state, trainable)
+        # Optimizers that adapt to the loss (optax.contrib.reduce_on_plateau, …) take it as `value`; others ignore it.
+        update = optax.with_extra_args_support(self.workload.optimizer).update
+        updates, opt_state = update(out.grads, state.opt_state, trainable, value=out.value)
         new = TrainState(
             step=state.step + 1,
             window=state.window + 1,

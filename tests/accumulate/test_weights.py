@@ -161,6 +161,31 @@ def test_a_weight_that_depends_on_parameters_is_refused(how, k):
         value_and_grad(loss, k)({"a": jnp.float32(1.0), "w": jnp.float32(2.0)}, jnp.ones(4))
 
 
+@jax.custom_vjp
+def fused_loss(w, x, mask):
+    """Total and count from one function with its own rule, as a fused cross-entropy returns them."""
+    return ((x @ w) ** 2 * mask).sum(), mask.sum()
+
+
+def _fused_backward(saved, cotangents):
+    w, x, mask = saved
+    of_total, of_count = cotangents
+    return of_total * 2 * x.T @ (x @ w * mask) + 1e6 * of_count, jnp.zeros_like(x), jnp.zeros_like(mask)
+
+
+fused_loss.defvjp(lambda w, x, mask: (fused_loss(w, x, mask), (w, x, mask)), _fused_backward)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_a_fused_loss_may_return_its_count(k):
+    w = jnp.arange(1.0, 4.0)
+    batch = {"x": jax.random.normal(jax.random.key(0), (8, 3)), "mask": jnp.array([1.0, 1, 0, 1, 0, 0, 0, 1])}
+    want = jax.grad(lambda w: jnp.mean((batch["x"] @ w) ** 2, where=batch["mask"] > 0))(w)
+    loss = lambda w, batch: WeightedMean(*fused_loss(w, batch["x"], batch["mask"]))  # noqa: E731
+    got = value_and_grad(loss, k)(w, batch)
+    np.testing.assert_allclose(got.grads, want, rtol=1e-5)
+
+
 def test_the_refused_term_is_named_by_its_number():
     loss = lambda w, x: WeightedMean((w * x).sum(), x.size) + WeightedMean(w, 1.0 * w)  # noqa: E731
     with pytest.raises(DifferentiableWeight, match="objective term 1"):

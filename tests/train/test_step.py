@@ -1,5 +1,7 @@
 """TrainStep: donation, copies, abstract state, selection of parameters, keys, and what is refused."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -334,3 +336,34 @@ def test_a_loss_that_is_not_finite_is_told():
     step = make(lambda w, b: jnp.log(w) * b["x"].mean() ** 2, jnp.float32(0.0))
     state, metrics = step(step.init(), BATCH)
     assert not bool(state.last_finite) and not np.isfinite(metrics["loss"]) and int(state.step) == 1
+
+
+def test_parameters_may_be_a_callable_pytree():
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Line:
+        slope: jax.Array
+
+        def __call__(self, x):
+            return x * self.slope
+
+    workload = Workload(lambda line, x: jnp.mean(line(x) ** 2), Line(jnp.ones(())), jnp.ones(4), optax.sgd(0.1))
+    step = make_train_step(workload)
+    state, metrics = step(step.init(), workload.batch)
+    assert isinstance(state.params, Line) and metrics["loss"] == 1.0
+
+
+def test_an_optimizer_may_ask_for_the_loss():
+    optimizer = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=1.0))
+    workload = Workload(lambda w, x: jnp.mean((w * x) ** 2), jnp.ones(()), jnp.ones(4), optimizer)
+    step = make_train_step(workload, MemoryConfig(accumulation_steps=2))
+    state = step.init()
+    for _ in range(4):
+        state, _ = step(state, workload.batch)
+    assert state.opt_state[-1].scale < 1.0
+
+
+def test_init_wants_a_key():
+    workload = Workload(lambda w, x: jnp.mean(w * x), jnp.ones(()), jnp.ones(4), optax.sgd(0.1))
+    with pytest.raises(WorkloadError, match="PRNG key"):
+        make_train_step(workload).init(0)
