@@ -8,6 +8,7 @@ import jax
 
 from jaxmem import accumulate, remat
 from jaxmem.objective import LossOutput
+from jaxmem.train._loss import partition
 
 if TYPE_CHECKING:
     from jaxmem.train._step import TrainStep
@@ -22,7 +23,7 @@ def examine_step(step: "TrainStep") -> remat.Examination:
         batch_axes=step.workload.batch_axes,
     )
     state = step.abstract_state()
-    trainable, frozen = step._partition(state.params)
+    trainable, frozen = partition(state.params, step.workload.trainable)
 
     def loss(checkpoint):
         def objective(trainable, frozen, batch, rng, state):

@@ -1,7 +1,6 @@
 """`make_train_step`: a workload and a config become one jitted, donated optimizer step."""
 
 import dataclasses
-import functools
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -10,19 +9,18 @@ import jax.numpy as jnp
 import optax
 
 from jaxmem import accumulate, precision, remat
-from jaxmem.config import Memory, MemoryConfig
+from jaxmem.config import MemoryConfig
 from jaxmem.errors import (
     ConfigError,
     MetricError,
-    PrecisionWithoutEffect,
     RematWarning,
     WorkloadError,
 )
 from jaxmem.policy import Policy
-from jaxmem.remat.blocks import at_blocks
+from jaxmem.train._loss import check_precision, check_widths, configured_loss, merge, partition
 from jaxmem.train._remat import compare_residuals, examine_step
 from jaxmem.train._state import TrainState
-from jaxmem.workload import Workload, check_key, declares, is_creator, path_string, select_paths
+from jaxmem.workload import Workload, check_key, is_creator, path_string
 
 if TYPE_CHECKING:
     from jaxmem.analysis import MemoryReport
@@ -60,7 +58,7 @@ def make_train_step(
     config = MemoryConfig() if config_or_plan is None else config_or_plan
     if not isinstance(config, MemoryConfig):
         raise ConfigError(wanted="a jaxmem.MemoryConfig", got=repr(config), do="Pass MemoryConfig(...).")
-    _check_widths(config)
+    check_widths(config)
     if mesh is not None:
         raise ConfigError(
             wanted="mesh=None: this version of jaxmem builds steps for one device",
@@ -189,7 +187,7 @@ class TrainStep:
         )
         if self.config.dtypes.params is not None:
             params = precision.cast_floating(params, self.config.dtypes.params)
-        trainable, _ = self._partition(params)
+        trainable, _ = partition(params, self.workload.trainable)
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             window=jnp.zeros((), jnp.int32),
@@ -203,8 +201,8 @@ class TrainStep:
         )
 
     def _step(self, state: TrainState, batch):
-        trainable, frozen = self._partition(state.params)
-        self._check_precision(state, batch)
+        trainable, frozen = partition(state.params, self.workload.trainable)
+        check_precision(self.workload, self.config, state, batch)
         self._check_remat()
         out = accumulate.value_and_grad(
             self.loss(frozen),
@@ -220,7 +218,7 @@ class TrainStep:
             window=state.window + 1,
             skipped=state.skipped,
             last_finite=jnp.isfinite(out.value),
-            params=_merge(optax.apply_updates(trainable, updates), frozen),
+            params=merge(optax.apply_updates(trainable, updates), frozen),
             opt_state=opt_state,
             state=out.state,
             loss_scale=None,
@@ -238,28 +236,8 @@ class TrainStep:
         return new, metrics if output is None else precision.cast_floating(metrics, output)
 
     def loss(self, frozen=None, *, checkpoint=remat.checkpoint_unchecked):
-        """The loss as the step differentiates it: `(trainable, batch, *, rng, state)`, config applied.
-
-        Args:
-          frozen: the parameters that are not trained.
-          checkpoint: what marks a block.
-        """
-        loss_fn, compute = self.workload.loss_fn, jnp.dtype(self.config.dtypes.compute)
-        if declares(loss_fn, "memory"):
-            memory = Memory(remat=self.config.remat, compute_dtype=compute, checkpoint=checkpoint)
-            loss_fn = functools.partial(loss_fn, memory=memory)
-        else:
-            if compute != jnp.float32:
-                loss_fn = precision.compute_in(loss_fn, compute, keep=accumulate.counted_leaves)
-            if not self.config.policy.keeps_everything:  # it marks no blocks, so they are found
-                mark = lambda fn, *, scanned, name: checkpoint(fn, self.config.remat, scanned=scanned)  # noqa: E731
-                loss_fn = at_blocks(loss_fn, mark)
-
-        def loss(trainable, batch, **keywords):
-            keywords = {k: v for k, v in keywords.items() if declares(loss_fn, k)}
-            return loss_fn(_merge(trainable, frozen), batch, **keywords)
-
-        return loss
+        """`configured_loss` of this step's workload and config."""
+        return configured_loss(self.workload, self.config, frozen, checkpoint=checkpoint)
 
     def _with_remat(self, remat: str | Policy | None) -> "TrainStep":
         """This step under another setting."""
@@ -273,51 +251,3 @@ class TrainStep:
             return
         for message in self.examine().warnings:
             warnings.warn(message, RematWarning, stacklevel=2)
-
-    def _check_precision(self, state, batch) -> None:
-        """A loss that declares `memory` casts by itself: PrecisionWithoutEffect if nothing in it has the dtype."""
-        dtype = jnp.dtype(self.config.dtypes.compute)
-        if not declares(self.workload.loss_fn, "memory") or dtype == jnp.float32:
-            return
-        loss = lambda params, batch, rng, state: self.loss()(params, batch, rng=rng, state=state)  # noqa: E731
-        jaxpr = jax.make_jaxpr(loss)(state.params, batch, state.rng, state.state)
-        if not precision.uses_dtype(jaxpr.jaxpr, dtype):
-            raise PrecisionWithoutEffect(
-                wanted=f"a loss that computes in memory.compute_dtype ({dtype})",
-                got="a loss that declares `memory` but has no value of that dtype",
-                do="Pass dtype=memory.compute_dtype to the model's layers, or cast the parameters in the loss.",
-            )
-
-    def _partition(self, params):
-        """Trainable and frozen parameters, each with None where the other has a leaf."""
-        chosen = select_paths(params, self.workload.trainable)
-        if not any(jax.tree.leaves(chosen)):
-            raise WorkloadError(
-                wanted="`trainable` to pick at least one parameter",
-                got="none" if jax.tree.leaves(params) else "a workload without parameters",
-                do=f"Its paths are, for example: {', '.join(_some_paths(params)) or '-'}.",
-            )
-        trainable = jax.tree.map(lambda leaf, yes: leaf if yes else None, params, chosen)
-        frozen = jax.tree.map(lambda leaf, yes: None if yes else leaf, params, chosen)
-        return trainable, frozen
-
-
-def _check_widths(config: MemoryConfig) -> None:
-    """JAX makes float32 of float64 where 64-bit types are off; a config that asks for it is refused."""
-    dtypes = {name: value for name, value in dataclasses.asdict(config.dtypes).items() if value == "float64"}
-    if dtypes and jax.dtypes.canonicalize_dtype("float64") != jnp.float64:
-        raise ConfigError(
-            wanted="dtypes of at most 32 bits, as JAX's 64-bit types are off",
-            got=", ".join(f"{name}='float64'" for name in dtypes),
-            do='Call jax.config.update("jax_enable_x64", True) first, or use float32.',
-        )
-
-
-def _merge(trainable, frozen):
-    if frozen is None:
-        return trainable
-    return jax.tree.map(lambda a, b: b if a is None else a, trainable, frozen, is_leaf=lambda x: x is None)
-
-
-def _some_paths(params) -> list[str]:
-    return [path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)][:3]
