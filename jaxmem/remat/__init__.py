@@ -6,6 +6,9 @@ from jaxmem.remat._checkpoint import checkpoint as checkpoint
 from jaxmem.remat._checkpoint import checkpoint_unchecked as checkpoint_unchecked
 from jaxmem.remat._examine import Examination as Examination
 from jaxmem.remat._examine import examine as examine
+from jaxmem.remat._nested_pricing import NestedScanBytes as NestedScanBytes
+from jaxmem.remat._nested_pricing import nested_scan_bytes as nested_scan_bytes
+from jaxmem.remat._nested_scan import nested_scan as nested_scan
 from jaxmem.remat._residuals import Residual as Residual
 from jaxmem.remat._residuals import ResidualTable as ResidualTable
 from jaxmem.remat._residuals import residual_bytes as residual_bytes
@@ -13,12 +16,15 @@ from jaxmem.remat._residuals import residuals as residuals
 
 __all__ = [
     "Examination",
+    "NestedScanBytes",
     "Policy",
     "Residual",
     "ResidualTable",
     "checkpoint",
     "checkpoint_unchecked",
     "examine",
+    "nested_scan",
+    "nested_scan_bytes",
     "preset",
     "residual_bytes",
     "residuals",
