@@ -103,7 +103,7 @@ def workload(
     learning_rate: float = 3e-3,
     seed: int = 0,
 ) -> jaxmem.Workload:
-    """`tiny`: the digits, narrow but 100 layers deep; nine of ten test images right after 100 steps."""
+    """`tiny`: the digits, narrow but 100 layers deep; about nine of ten test images right after 100 steps."""
     data = random_rows(digits()[0], batch, seed)
     return jaxmem.Workload(
         functools.partial(loss_fn, every=every),

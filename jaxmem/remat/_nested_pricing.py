@@ -18,8 +18,9 @@ class NestedScanBytes:
       working_bytes: one step being differentiated.
       copied_bytes: copies of parameters or gradients beyond the arrays of the caller.
       recompute_factor: forward steps run again in the backward pass, by N; `m` for `m` levels, or somewhat
-        less, since the last step of a segment need not be run to know where it starts. What a policy
-        between "none" and "full" recomputes inside a step is not in it.
+        less, since the last step of a segment need not be run to know where it starts. An upper bound: the
+        compiler leaves out what a step's derivative does not read, such as its last matrix product. What a
+        policy between "none" and "full" recomputes inside a step is not in it.
       provenance: "modelled": arithmetic, not a compiler's answer.
     """
 
