@@ -65,7 +65,8 @@ def value_and_grad(
         micro-batch seeing the initial state, "mean", "sum" (increments add up), "max" or "last".
       data_sharding: reserved; anything but None is refused.
       pad: pytree prefix of the batch with fill values, for a B that K does not divide. The objective must
-        be weighted, and the fill such that padded rows have weight 0, e.g. labels of -100.
+        be weighted, and the fill such that padded rows have weight 0, e.g. labels of -100. `Sum` and `Max`
+        metrics see the padded rows too.
 
     Returns:
       `fn(params, batch, *, rng=None, state=None, loss_scale=None) -> Gradients`. With `loss_scale` the

@@ -33,7 +33,7 @@ def checkpoint(
       UnknownPolicyError: for another name; InputError: for a target that is not a block;
       PolicyNotHonoured: where JAX or the device would ignore part of the policy;
       UnmatchedNamesError: when a function is called that does not offer the policy's names. A module is
-      checked by `make_train_step`, `compare` and `residuals`, which differentiate the whole loss.
+      checked by `make_train_step`, `compare` and `examine`, which differentiate the whole loss.
 
     >>> import jax, jax.numpy as jnp
     >>> block = checkpoint(lambda x, *, train: jnp.sin(jnp.sin(x)) if train else x, "full")
