@@ -7,12 +7,13 @@ from jaxmem.errors import StateError
 from jaxmem.objective import Last, Max, Sum, WeightedMean
 from jaxmem.workload import path_string
 
-KINDS = (WeightedMean, Sum, Max, Last)
+_KINDS = (WeightedMean, Sum, Max, Last)
 STATE_REDUCTIONS = ("carry", "mean", "sum", "max", "last")
 
 
-def _is_metric(x) -> bool:
-    return isinstance(x, KINDS)
+def is_metric(x) -> bool:
+    """Whether it says how the values of micro-batches combine."""
+    return isinstance(x, _KINDS)
 
 
 def init_metrics(shapes):
@@ -27,7 +28,7 @@ def init_metrics(shapes):
             return jax.tree.map(lambda s: jnp.full(s.shape, _lowest(s.dtype), s.dtype), metric)
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), metric)
 
-    return jax.tree.map(init, shapes, is_leaf=_is_metric)
+    return jax.tree.map(init, shapes, is_leaf=is_metric)
 
 
 def add_metrics(accumulated, new):
@@ -38,7 +39,7 @@ def add_metrics(accumulated, new):
             return jax.tree.map(lambda a, b: a + b.astype(a.dtype), old, new)
         return jax.tree.map(jnp.maximum, old, new) if isinstance(old, Max) else new
 
-    return jax.tree.map(add, accumulated, new, is_leaf=_is_metric)
+    return jax.tree.map(add, accumulated, new, is_leaf=is_metric)
 
 
 def finish_metrics(accumulated):
@@ -47,7 +48,7 @@ def finish_metrics(accumulated):
     def finish(metric):
         return mean(metric.total, metric.weight) if isinstance(metric, WeightedMean) else metric.value
 
-    return jax.tree.map(finish, accumulated, is_leaf=_is_metric)
+    return jax.tree.map(finish, accumulated, is_leaf=is_metric)
 
 
 def mean(total, weight):

@@ -9,11 +9,10 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxmem._compat import prune
+from jaxmem.accumulate._reduce import is_metric
 from jaxmem.errors import DifferentiableWeight, IntegerParameterError, MetricError, ObjectiveError, StateError
-from jaxmem.objective import Last, LossOutput, Max, Objective, Sum, WeightedMean
+from jaxmem.objective import LossOutput, Objective, Sum, WeightedMean
 from jaxmem.workload import call_loss, is_array_like, path_string
-
-METRIC_KINDS = (WeightedMean, Sum, Max, Last)
 
 
 @jax.tree_util.register_dataclass
@@ -96,7 +95,7 @@ def counted_leaves(loss_fn, params, batch, *, rng=None, state=None) -> Any:
     """
 
     def weights(micro):
-        metrics = jax.tree.leaves(micro.metrics, is_leaf=lambda x: isinstance(x, METRIC_KINDS))
+        metrics = jax.tree.leaves(micro.metrics, is_leaf=is_metric)
         return [x.weight for x in (*micro.terms, *metrics) if getattr(x, "weight", None) is not None]
 
     _, (_, used, _, _) = TracedLoss.of(loss_fn, params, batch, rng, state).cut(weights)
@@ -189,10 +188,10 @@ def _check_metrics(metrics):
             got=f"a {type(metrics).__name__}",
             do='Give each metric a name, e.g. {"tokens": Sum(num_tokens)}.',
         )
-    leaves = jax.tree_util.tree_leaves_with_path(metrics, is_leaf=lambda x: x is None or isinstance(x, METRIC_KINDS))
+    leaves = jax.tree_util.tree_leaves_with_path(metrics, is_leaf=lambda x: x is None or is_metric(x))
     for path, leaf in leaves:
         where = path_string(path, root="metrics")
-        if not isinstance(leaf, METRIC_KINDS):
+        if not is_metric(leaf):
             raise MetricError(
                 wanted="every metric to say how micro-batches combine: WeightedMean, Sum, Max or Last",
                 got=f"a bare {type(leaf).__name__} at {where}",

@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import jax.extend.core as jex
 
+from jaxmem.remat._kept import num_bytes
 from jaxmem.remat.blocks._apply import evaluate
-from jaxmem.remat.blocks._facts import Facts, body_of, num_bytes
+from jaxmem.remat.blocks._facts import Facts, body_of
 from jaxmem.remat.blocks._plan import Plan
 from jaxmem.remat.blocks._search import intervals, plan_blocks, with_unique_names
 

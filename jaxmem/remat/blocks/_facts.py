@@ -2,13 +2,13 @@
 
 import collections
 import itertools
-import math
 from typing import Any, TypeGuard
 
-import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+
+from jaxmem.remat._kept import num_bytes
 
 # Work that is worth marking a block for. Everything else is cheap to compute again, or to keep, by itself.
 _HEAVY = frozenset(
@@ -54,15 +54,6 @@ def bodies(eqn) -> list[jex.Jaxpr]:
 
 def is_value(atom) -> TypeGuard[jex.Var]:
     return not isinstance(atom, jex.Literal)
-
-
-def num_bytes(aval) -> int:
-    """Bytes of an array; a PRNG key counts as its key data, a token as nothing."""
-    if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
-        return 0
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return 16 * math.prod(aval.shape)
-    return math.prod(aval.shape) * aval.dtype.itemsize
 
 
 def is_float(atom) -> bool:

@@ -4,7 +4,8 @@ import dataclasses
 from typing import NamedTuple
 
 from jaxmem._compat import effect_names
-from jaxmem.remat.blocks._facts import CHEAP, Facts, is_value, num_bytes, scan_layout
+from jaxmem.remat._kept import num_bytes
+from jaxmem.remat.blocks._facts import CHEAP, Facts, is_value, scan_layout
 
 # What may happen again when a block is recomputed. Everything else (host callbacks, writes to references) must not.
 _REPEATABLE = frozenset({"NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"})
