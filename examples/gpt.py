@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
 
@@ -24,7 +25,10 @@ import jaxmem
 
 
 class Block(nn.Module):
-    """One pre-norm transformer layer; `(batch, time, width) → (batch, time, width)`."""
+    """One pre-norm transformer layer; `(batch, time, width) → (batch, time, width)`.
+
+    The values are named as MaxText names them, so its remat presets apply: `--remat save_qkv_proj`.
+    """
 
     heads: int
     depth: int  # of the whole model: the projections into the residual stream start 1 / sqrt(2 depth) smaller
@@ -41,16 +45,21 @@ class Block(nn.Module):
 
         h = nn.LayerNorm(dtype=self.dtype, name="norm_attention")(x)
         qkv = nn.Dense(3 * width, dtype=self.dtype, kernel_init=normal, name="qkv")(h)
+        qkv = checkpoint_name(qkv, "qkv_proj")
         query, key, value = jnp.split(qkv.reshape(batch, time, 3 * self.heads, width // self.heads), 3, axis=2)
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / (width // self.heads) ** 0.5
         scores = jnp.where(jnp.tri(time, dtype=bool), scores.astype(jnp.float32), -jnp.inf)  # softmax in float32
         weights = drop(jax.nn.softmax(scores).astype(self.dtype))
         context = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(batch, time, width)
-        x = x + drop(nn.Dense(width, dtype=self.dtype, kernel_init=small, name="attention_out")(context))
+        context = checkpoint_name(context, "context")
+        out = nn.Dense(width, dtype=self.dtype, kernel_init=small, name="attention_out")(context)
+        x = x + drop(checkpoint_name(out, "out_proj"))
 
         h = nn.LayerNorm(dtype=self.dtype, name="norm_mlp")(x)
         h = nn.Dense(4 * width, dtype=self.dtype, kernel_init=normal, name="mlp_in")(h)
-        x = x + drop(nn.Dense(width, dtype=self.dtype, kernel_init=small, name="mlp_out")(nn.gelu(h)))
+        h = checkpoint_name(h, "mlpwi")  # the input of gelu: its derivative needs nothing else, its output is cheap
+        out = nn.Dense(width, dtype=self.dtype, kernel_init=small, name="mlp_out")(nn.gelu(h))
+        x = x + drop(checkpoint_name(out, "mlpwo"))
         return x, None  # nn.scan wants (carry, output)
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
 
@@ -33,7 +34,10 @@ def rotate(x, theta: float):
 
 
 class Block(nn.Module):
-    """One layer; `(batch, time, width) → (batch, time, width)`."""
+    """One layer; `(batch, time, width) → (batch, time, width)`.
+
+    The values are named as MaxText names them, so its remat presets apply: `--remat save_qkv_proj`.
+    """
 
     heads: int
     kv_heads: int  # each key and value head serves heads / kv_heads query heads
@@ -51,17 +55,20 @@ class Block(nn.Module):
         query = nn.DenseGeneral((self.kv_heads, groups, head_dim), **common, name="query")(h)
         key = nn.DenseGeneral((self.kv_heads, head_dim), **common, name="key")(h)
         value = nn.DenseGeneral((self.kv_heads, head_dim), **common, name="value")(h)
-        query, key = rotate(query, self.theta), rotate(key, self.theta)
+        query = checkpoint_name(rotate(query, self.theta), "query_proj")  # as the scores need it: turned
+        key = checkpoint_name(rotate(key, self.theta), "key_proj")
+        value = checkpoint_name(value, "value_proj")
         scores = jnp.einsum("bqkgd,bskd->bkgqs", query, key) / head_dim**0.5
         scores = jnp.where(jnp.tri(time, dtype=bool), scores.astype(jnp.float32), -jnp.inf)  # softmax in float32
         weights = jax.nn.softmax(scores).astype(self.dtype)
         context = jnp.einsum("bkgqs,bskd->bqkgd", weights, value).reshape(batch, time, width)
-        x = x + nn.Dense(width, **common, name="attention_out")(context)
+        context = checkpoint_name(context, "context")
+        x = x + checkpoint_name(nn.Dense(width, **common, name="attention_out")(context), "out_proj")
 
         h = nn.RMSNorm(1e-5, dtype=self.dtype, name="norm_mlp")(x)
-        gate = nn.Dense(self.hidden, **common, name="mlp_gate")(h)
-        up = nn.Dense(self.hidden, **common, name="mlp_up")(h)
-        x = x + nn.Dense(width, **common, name="mlp_down")(nn.silu(gate) * up)
+        gate = checkpoint_name(nn.Dense(self.hidden, **common, name="mlp_gate")(h), "mlpwi_0")  # the input of silu
+        up = checkpoint_name(nn.Dense(self.hidden, **common, name="mlp_up")(h), "mlpwi_1")
+        x = x + checkpoint_name(nn.Dense(width, **common, name="mlp_down")(nn.silu(gate) * up), "mlpwo")
         return x, None  # nn.scan wants (carry, output)
 
 

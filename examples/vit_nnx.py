@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
 
@@ -20,7 +21,10 @@ import jaxmem
 
 
 class Block(nnx.Module):
-    """One pre-norm transformer layer; `(batch, tokens, width) → (batch, tokens, width)`."""
+    """One pre-norm transformer layer; `(batch, tokens, width) → (batch, tokens, width)`.
+
+    The values are named as MaxText names them, so its remat presets apply: `--remat save_qkv_proj`.
+    """
 
     def __init__(self, width: int, heads: int, dropout: float, rngs: nnx.Rngs):
         self.heads = heads
@@ -34,13 +38,16 @@ class Block(nnx.Module):
 
     def __call__(self, x):
         batch, tokens, width = x.shape
-        qkv = self.qkv(self.norm_attention(x)).reshape(batch, tokens, 3 * self.heads, width // self.heads)
+        qkv = checkpoint_name(self.qkv(self.norm_attention(x)), "qkv_proj")
+        qkv = qkv.reshape(batch, tokens, 3 * self.heads, width // self.heads)
         query, key, value = jnp.split(qkv, 3, axis=2)
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / (width // self.heads) ** 0.5
         weights = jax.nn.softmax(scores.astype(jnp.float32)).astype(x.dtype)  # softmax in float32
         context = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(batch, tokens, width)
-        x = x + self.dropout(self.attention_out(context))
-        return x + self.dropout(self.mlp_out(nnx.gelu(self.mlp_in(self.norm_mlp(x)))))
+        context = checkpoint_name(context, "context")
+        x = x + self.dropout(checkpoint_name(self.attention_out(context), "out_proj"))
+        h = checkpoint_name(self.mlp_in(self.norm_mlp(x)), "mlpwi")  # the input of gelu, which is cheap to repeat
+        return x + self.dropout(checkpoint_name(self.mlp_out(nnx.gelu(h)), "mlpwo"))
 
 
 class ViT(nnx.Module):
