@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem._scopes import ACCUMULATE_SCOPE
 from jaxmem.accumulate import _reduce
 from jaxmem.accumulate._split import Split, micro_batch_count
 from jaxmem.accumulate._trace import TracedLoss, check_differentiable, check_weights
@@ -163,7 +164,8 @@ def _scan(gradient, params, state, names, shapes, num_micro_batches, accumulator
     def body(carry, index):
         value, grads, metrics, accumulated = carry
         new_value, new_grads, micro = gradient(index, _reduce.seen_state(state, accumulated, names))
-        grads = jax.tree.map(lambda acc, g: acc + g.astype(acc.dtype), grads, new_grads)
+        with jax.named_scope(ACCUMULATE_SCOPE):
+            grads = jax.tree.map(lambda acc, g: acc + g.astype(acc.dtype), grads, new_grads)
         accumulated = _reduce.add_state(state, accumulated, micro.state, names, index == 0)
         return (value + new_value, grads, _reduce.add_metrics(metrics, micro.metrics), accumulated), None
 
