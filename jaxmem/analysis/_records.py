@@ -173,7 +173,8 @@ class StepTime:
       seconds: of one call on one device.
       method: "compiler_cycles" (the TPU compiler's own estimate) or "roofline".
       filled_share: share of the seconds that a roofline fills in, where the compiler gives no cycles.
-      compute_seconds, memory_seconds, collective_seconds: sums of each operation's bound.
+      compute_seconds, memory_seconds, collective_seconds: the seconds, by what bounds each operation.
+      notes: sentences on what the estimate leaves out.
     """
 
     seconds: float
@@ -182,3 +183,4 @@ class StepTime:
     compute_seconds: float
     memory_seconds: float
     collective_seconds: float = 0.0
+    notes: tuple[str, ...] = ()

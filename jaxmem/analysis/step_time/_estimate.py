@@ -1,0 +1,205 @@
+"""`step_time`: the schedule of a module, walked once, each instruction at what bounds it."""
+
+import dataclasses
+import re
+
+from jaxmem.analysis._hlo import Computation, Instruction, Module, parse_hlo
+from jaxmem.analysis._hlo_loops import trip_count
+from jaxmem.analysis._records import StepTime
+from jaxmem.analysis.step_time._bytes import FREE, Traffic, Traffics, started_bytes
+from jaxmem.analysis.step_time._chip import ChipSpeed, RatedChip
+from jaxmem.analysis.step_time._collectives import device_count, is_collective, sent_bytes
+from jaxmem.analysis.step_time._work import Work, cost_estimate
+
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+# The compiler writes the largest int64 where its model has no answer; a year is 5e16 cycles.
+_NO_CYCLES = 2**53
+# Custom calls that are notes of the compiler to itself.
+_NOTES = re.compile(r"AllocateBuffer|CreateBuffer|ConcatBitcast|Sharding|Annotat|Pin$|Unpin$|Assume|MoveTo")
+
+
+def step_time(module: str | Module, chip: RatedChip | ChipSpeed) -> StepTime:
+    """The time that one call of a compiled program takes on one device of `chip`: an estimate, nothing is run.
+
+    On a TPU whose clock is known: the compiler's own `estimated_cycles`; what has none (Pallas kernels, other custom
+    calls, some fusions) is filled by the roofline. Elsewhere all is roofline: each instruction takes the larger of its
+    arithmetic at peak rate and its bytes at peak bandwidth, so that real programs take longer. Loops are multiplied
+    out, of a conditional the slowest branch counts, and an asynchronous copy or collective costs what is not hidden
+    behind what runs between its start and its end. The time to launch kernels is left out.
+
+    Args:
+      module: optimised, scheduled HLO: `Compiled.as_text()`, or parsed.
+      chip: a row of the chip table, or its rates.
+
+    Returns:
+      `compute_seconds`, `memory_seconds` and `collective_seconds` sum to `seconds`: what each instruction is bound by.
+
+    Raises:
+      ValueError: the text has no entry computation.
+
+    >>> text = '''HloModule m, is_scheduled=true
+    ...
+    ... ENTRY %main (x: f32[1000,1000]) -> f32[1000,1000] {
+    ...   %x = f32[1000,1000]{1,0} parameter(0)
+    ...   ROOT %dot = f32[1000,1000]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+    ... }
+    ... '''
+    >>> from jaxmem.analysis.step_time import NOMINAL_CPU
+    >>> time = step_time(text, NOMINAL_CPU)
+    >>> time.seconds, time.method
+    (0.02, 'roofline')
+    """
+    parsed = parse_hlo(module) if isinstance(module, str) else module
+    if parsed.entry is None:
+        raise ValueError("HLO text without an ENTRY computation")
+    devices = device_count(module) if isinstance(module, str) else None
+    walk = _Walk(parsed, ChipSpeed.of(chip), devices)
+    total = walk.computation(parsed.entry)
+    by_cycles = walk.cycles_seen
+    return StepTime(
+        seconds=total.seconds,
+        method="compiler_cycles" if by_cycles else "roofline",
+        filled_share=(total.filled / total.seconds if total.seconds else 0.0) if by_cycles else 1.0,
+        compute_seconds=total.compute,
+        memory_seconds=total.memory,
+        collective_seconds=total.collective,
+        notes=walk.notes(),
+    )
+
+
+@dataclasses.dataclass(slots=True)
+class _Cost:
+    """Seconds, by what bounds them; `filled` of them are not the compiler's."""
+
+    compute: float = 0.0
+    memory: float = 0.0
+    collective: float = 0.0
+    filled: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.memory + self.collective
+
+    def add(self, other: "_Cost", times: float = 1) -> None:
+        self.compute += other.compute * times
+        self.memory += other.memory * times
+        self.collective += other.collective * times
+        self.filled += other.filled * times
+
+
+class _Walk:
+    """Each scheduled computation is walked once, however often it is called."""
+
+    def __init__(self, module: Module, chip: ChipSpeed, devices: int | None):
+        self.module, self.chip, self.devices = module, chip, devices
+        self.traffic, self.work = Traffics(module), Work(module, chip)
+        self.costs: dict[str, _Cost] = {}
+        self.cycles_seen = False
+        self.endless: set[str] = set()
+        self.unpriced: set[str] = set()
+
+    def notes(self) -> tuple[str, ...]:
+        """What the estimate leaves out."""
+        notes = [self.chip.note] if self.chip.note else []
+        if self.endless:
+            notes.append(f"Step time: {len(self.endless)} loop(s) with an unknown trip count are counted once.")
+        if self.unpriced:
+            notes.append(
+                f"Step time leaves out {', '.join(sorted(self.unpriced))}: {self.chip.name}'s rate is unknown."
+            )
+        return tuple(notes)
+
+    def computation(self, name: str) -> _Cost:
+        known = self.costs.get(name)
+        if known is not None:
+            return known
+        total = self.costs[name] = _Cost()
+        computation = self.module.computations.get(name)
+        if computation is None:
+            return total
+        # When each asynchronous engine is free, and when what was started is done and what it is bound by.
+        free: dict[str, float] = {}
+        pending: dict[str, tuple[float, str]] = {}
+        for instruction in computation.instructions.values():
+            opcode = instruction.opcode
+            if opcode.endswith("-start"):
+                cost = self.instruction(computation, instruction)
+                engine = max(("compute", "memory", "collective"), key=lambda name: getattr(cost, name))
+                free[engine] = max(free.get(engine, 0.0), total.seconds) + cost.seconds
+                pending[instruction.name] = (free[engine], engine)
+            elif opcode.endswith("-done"):
+                done, engine = pending.get(next(iter(instruction.operands), ""), (0.0, "memory"))
+                waited = max(0.0, done - total.seconds)
+                total.add(_Cost(**{engine: waited}, filled=waited))
+            elif opcode not in FREE and not opcode.endswith("-update"):
+                total.add(self.instruction(computation, instruction))
+        return total
+
+    def instruction(self, computation: Computation, instruction: Instruction) -> _Cost:
+        opcode = instruction.opcode
+        if opcode == "while":
+            return self._loop(computation, instruction)
+        if opcode == "conditional":
+            return max(map(self.computation, _branches(instruction)), key=lambda cost: cost.seconds, default=_Cost())
+        if opcode in ("call", "async-start"):
+            return self.computation(instruction.attribute("to_apply") or instruction.attribute("calls") or "")
+        if opcode == "custom-call" and _NOTES.search(instruction.attribute("custom_call_target") or ""):
+            return _Cost()
+        if is_collective(opcode):
+            return self._collective(computation, instruction)
+        compute = self.work.of(computation, instruction)
+        memory = self._seconds(self._moved(computation, instruction))
+        cycles = estimated_cycles(instruction) if self.chip.clock_hertz else None
+        if cycles is not None and self.chip.clock_hertz:
+            self.cycles_seen = True
+            seconds, filled = cycles / self.chip.clock_hertz, 0.0
+        else:
+            seconds = filled = max(compute, memory)
+        if compute > memory:
+            return _Cost(compute=seconds, filled=filled)
+        return _Cost(memory=seconds, filled=filled)
+
+    def _moved(self, computation: Computation, instruction: Instruction) -> Traffic:
+        if instruction.opcode in ("copy-start", "slice-start"):
+            return started_bytes(instruction)
+        stated = cost_estimate(instruction)
+        return Traffic(device=stated[1]) if stated and stated[1] else self.traffic.of(computation, instruction)
+
+    def _seconds(self, moved: Traffic) -> float:
+        device = moved.device / self.chip.hbm_bytes_per_second
+        if not moved.host:
+            return device
+        if not self.chip.host_bytes_per_second:
+            self.unpriced.add("copies to and from the host")
+            return device
+        return max(device, moved.host / self.chip.host_bytes_per_second)
+
+    def _collective(self, computation: Computation, instruction: Instruction) -> _Cost:
+        rate = self.chip.interconnect_bytes_per_second
+        if not rate:
+            self.unpriced.add("collectives")
+            return _Cost()
+        seconds = sent_bytes(computation, instruction, self.devices) / rate
+        return _Cost(collective=seconds, filled=seconds)
+
+    def _loop(self, computation: Computation, instruction: Instruction) -> _Cost:
+        trips = trip_count(self.module, computation, instruction)
+        if trips is None:
+            self.endless.add(instruction.name)
+        total = _Cost()
+        for part in ("condition", "body"):
+            total.add(self.computation(instruction.attribute(part) or ""), 1 if trips is None else trips)
+        return total
+
+
+def estimated_cycles(instruction: Instruction) -> int | None:
+    """The TPU compiler's own estimate of an instruction; None where it has none."""
+    found = _CYCLES.search(instruction.rest)
+    cycles = int(found.group(1)) if found else None
+    return cycles if cycles is not None and cycles < _NO_CYCLES else None
+
+
+def _branches(instruction: Instruction) -> list[str]:
+    names = (instruction.attribute("branch_computations") or "").split(",")
+    names += [instruction.attribute(f"{side}_computation") or "" for side in ("true", "false")]
+    return [name.strip().lstrip("%") for name in names if name.strip()]
