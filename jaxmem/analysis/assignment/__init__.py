@@ -1,0 +1,20 @@
+"""Buffer assignments of compiled programs: from a dump, from XLA:CPU's message, or from the scheduled HLO alone."""
+
+from jaxmem.analysis.assignment._compile import compile_with_assignment
+from jaxmem.analysis.assignment._liveness import liveness
+from jaxmem.analysis.assignment._proto import read_proto
+from jaxmem.analysis.assignment._records import Allocation, Assignment, Value
+from jaxmem.analysis.assignment._text import read_text
+from jaxmem.analysis.assignment._types import logical_bytes, padded_bytes
+
+__all__ = [
+    "Allocation",
+    "Assignment",
+    "Value",
+    "compile_with_assignment",
+    "liveness",
+    "logical_bytes",
+    "padded_bytes",
+    "read_proto",
+    "read_text",
+]

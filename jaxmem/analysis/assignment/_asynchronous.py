@@ -1,0 +1,44 @@
+"""Pairs of instructions that start and finish something: their results hold what they were given, too."""
+
+from jaxmem.analysis._hlo import Instruction
+from jaxmem.analysis.assignment._flow import Flow, Held, part, placed
+
+
+def asynchronous(flow: Flow, instruction: Instruction, operands: list[Held], inner: Held | None = None) -> Held:
+    """What a `-start`, `-update` or `-done` holds.
+
+    Args:
+      flow: to which it is added.
+      instruction: for example "copy-start" or "all-gather-done".
+      operands: what its operands hold.
+      inner: what the root of the computation that it starts holds, if that is scheduled.
+
+    XLA writes a start's result as ((operands...), results, contexts...), except that `copy-start` is
+    (result, operand, context), `all-reduce-start` the result alone and `send` (operand, context, token).
+    """
+    position = flow.tick(instruction)
+    flow.use_all(operands, position)
+    name, _, step = instruction.opcode.rpartition("-")
+    if step == "update":
+        return operands[0]
+    if step == "done":
+        return _done(flow, instruction, name, operands[0], position)
+    if name == "all-reduce":
+        return flow.define(instruction, position)
+    if name == "copy":
+        return flow.define(instruction, position, placed(operands[0], 1))
+    passed_on: Held = {}
+    alone = "(" not in instruction.type[1:2]  # (operand, result, ...) rather than ((operands...), results, ...)
+    for number, operand in enumerate(operands):
+        passed_on |= placed(operand, 0) if alone else placed(operand, 0, number)
+    for number in (inner or {}).values():
+        flow.start[flow.value(number)] = position  # what it computes has no earlier moment
+    return flow.define(instruction, position, passed_on | placed(inner or {}, 1))
+
+
+def _done(flow: Flow, instruction: Instruction, name: str, started: Held, position: int) -> Held:
+    if name == "all-reduce":
+        return started
+    if name in ("send", "recv"):
+        return flow.define(instruction, position, placed(part(started, 0), 0) if name == "recv" else None)
+    return part(started, 0 if name == "copy" else 1)

@@ -1,0 +1,51 @@
+"""Which results must be the same bytes as an operand: updates in place, and what the compiler marks so."""
+
+import re
+
+from jaxmem.analysis._hlo import Instruction, Module
+
+_MARKED = re.compile(r"output_to_operand_aliasing=\{(.*?\))\}")
+_ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
+_UPDATES = ("dynamic-update-slice", "scatter")
+
+Pair = tuple[tuple[int, ...], int, tuple[int, ...]]
+
+
+def in_place(module: Module, instruction: Instruction) -> list[Pair]:
+    """(index of the result, number of the operand, index in it) of those that share their bytes."""
+    marked = _MARKED.search(instruction.rest)
+    if marked:
+        return [(_numbers(i), int(n), _numbers(at)) for i, n, at in _ALIAS.findall(marked.group(1))]
+    if instruction.opcode in _UPDATES:
+        return [((), 0, ())]
+    if instruction.opcode != "fusion":
+        return []
+    called = module.computations.get(instruction.attribute("calls") or "")
+    root = called.root if called else None
+    if called is None or root is None:
+        return []
+    if root.opcode != "tuple":
+        number = _updated_parameter(called.instructions, root)
+        return [] if number is None else [((), number, ())]
+    elements = [called.instructions.get(name) for name in root.operands]
+    numbers = [_updated_parameter(called.instructions, element) if element else None for element in elements]
+    return [((index,), number, ()) for index, number in enumerate(numbers) if number is not None]
+
+
+def _updated_parameter(instructions: dict[str, Instruction], instruction: Instruction | None) -> int | None:
+    """The number of the parameter that an element of the root updates in place, if it does."""
+    updates = False
+    while instruction is not None:
+        if instruction.opcode == "parameter":
+            return int(instruction.literal) if updates else None
+        if instruction.opcode in _UPDATES:
+            updates = True
+        elif instruction.opcode != "bitcast":
+            return None
+        operands = instruction.operands
+        instruction = instructions.get(operands[0]) if operands else None
+    return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(",")) if text.strip() else ()

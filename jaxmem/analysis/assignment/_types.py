@@ -1,0 +1,111 @@
+"""HLO types as text: the leaves of a tuple, and the bytes of an array with and without its padding."""
+
+import functools
+import math
+import re
+
+_ARRAY = re.compile(r"^([a-z]\w*)\[([\d,<=?]*)\](?:\{(.*)\})?$")
+_TILES = re.compile(r"(?<=[T)])\(([\d,*]+)\)")
+_BITS = re.compile(r"^[a-z]+?(\d+)(?:e\d.*|fn.*|b\d.*)?$")
+_COMMENT = re.compile(r"/\*.*?\*/")
+
+
+def leaves(type_text: str) -> list[tuple[tuple[int, ...], str]]:
+    """(index, type) of every part of a type, the tuples themselves first.
+
+    >>> leaves("(f32[2]{0}, (s32[], pred[]))")[2:]
+    [((1,), '(s32[], pred[])'), ((1, 0), 's32[]'), ((1, 1), 'pred[]')]
+    """
+    if not type_text.startswith("("):
+        return [((), type_text)]
+    found = [((), type_text)]
+    for number, part in enumerate(_parts(type_text[1:-1])):
+        found += [((number, *index), leaf) for index, leaf in leaves(part)]
+    return found
+
+
+def logical_bytes(type_text: str) -> int:
+    """Bytes of an array type without padding; 0 of a tuple, a token or an opaque value.
+
+    >>> logical_bytes("bf16[4,200]{1,0:T(8,128)(2,1)}")
+    1600
+    """
+    found = _ARRAY.match(type_text)
+    if not found:
+        return 0
+    return _bytes(math.prod(_dimensions(found.group(2))), _bits(found.group(1), found.group(3) or ""))
+
+
+@functools.lru_cache(maxsize=65536)
+def padded_bytes(type_text: str) -> int:
+    """Bytes of an array type in memory: each dimension that is tiled is rounded up to its tile.
+
+    >>> padded_bytes("bf16[4,200]{1,0:T(8,128)(2,1)}")
+    4096
+    >>> padded_bytes("f32[4,200]{1,0}")
+    3200
+    """
+    found = _ARRAY.match(type_text)
+    if not found:
+        return 0
+    dtype, dimensions, layout = found.groups()
+    order, _, rest = (layout or "").partition(":")
+    sizes = _dimensions(dimensions)
+    minor_to_major = [int(n) for n in order.split(",")] if order else list(range(len(sizes)))[::-1]
+    physical = [sizes[n] for n in reversed(minor_to_major)]
+    for tile in _TILES.findall(rest):
+        physical = _tiled(physical, tile.split(","))
+    return _bytes(math.prod(physical), _bits(dtype, rest))
+
+
+def _tiled(sizes: list[int], tile: list[str]) -> list[int]:
+    """Dimensions, major to minor, after tiling the last of them: whole tiles, then what is in one."""
+    sizes = [1] * (len(tile) - len(sizes)) + sizes
+    outer, inner = sizes[: len(sizes) - len(tile)], sizes[len(sizes) - len(tile) :]
+    counts, within, carried = [], [], 1
+    for size, part in zip(inner, tile, strict=True):
+        if part == "*":  # this dimension is merged with the next one before that is tiled
+            carried *= size
+            continue
+        counts.append(-(-carried * size // int(part)))
+        within.append(int(part))
+        carried = 1
+    return outer + counts + within
+
+
+def _dimensions(text: str) -> list[int]:
+    return [int(d.lstrip("<=")) for d in text.split(",")] if text else []
+
+
+def _bits(dtype: str, layout: str) -> int:
+    """Bits an element takes: its own, unless the layout packs it (`E(4)`)."""
+    packed = re.search(r"E\((\d+)\)", layout)
+    if packed:
+        return int(packed.group(1))
+    if dtype == "pred":
+        return 8
+    if dtype in ("token", "opaque"):
+        return 0
+    found = _BITS.match(dtype)
+    return max(8, int(found.group(1))) if found else 0
+
+
+def _bytes(elements: int, bits: int) -> int:
+    return (elements * bits + 7) // 8
+
+
+def _parts(text: str) -> list[str]:
+    """What commas outside any bracket separate."""
+    parts, depth, start = [], 0, 0
+    text = _COMMENT.sub("", text)
+    for position in (m.start() for m in re.finditer(r"[()\[\]{},]", text)):
+        character = text[position]
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif depth == 0:
+            parts.append(text[start:position].strip())
+            start = position + 1
+    last = text[start:].strip()
+    return parts + [last] if last else parts
