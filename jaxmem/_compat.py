@@ -1,5 +1,12 @@
 """Every private or version-dependent touch of JAX, Flax and Optax; each has a test that tells when it can go."""
 
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+
+import jax
 import jax.extend.core as jex
 from jax.extend.core import primitives
 from jax.interpreters import partial_eval
@@ -95,3 +102,55 @@ def prevents_cse(eqn: jex.JaxprEqn) -> bool | None:
     if not {"jaxpr", "policy"} <= set(params):
         return None
     return params.get("prevent_cse", True) is not False
+
+
+def register_cuda_plugin() -> None:
+    """Registers JAX's CUDA plugin, which refuses to where it finds no driver, so that its compiler can be used.
+
+    `jax_plugins.xla_cuda12.initialize` is what JAX itself calls once; it looks for a driver unless
+    JAX_SKIP_CUDA_CONSTRAINTS_CHECK is set or JAX_PLATFORMS leaves cuda out. A backend that runs is not touched.
+    """
+    name = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+    given = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        for plugin in ("xla_cuda12", "xla_cuda13"):
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(f"jax_plugins.{plugin}").initialize()
+                return
+    finally:
+        if given is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = given
+
+
+@contextlib.contextmanager
+def answering_default_backend(platform: str) -> Iterator[list[str]]:
+    """Within it, `jax.default_backend()` answers `platform`; yields where it was asked, as "model.py line 12".
+
+    There is no public way to see who asks. Only for as long as a function is traced for a device that is not here,
+    and only the name in `jax`: JAX itself asks elsewhere.
+    """
+    asked: list[str] = []
+    real = jax.default_backend
+
+    def default_backend() -> str:
+        frame = sys._getframe(1)
+        asked.append(f"{os.path.basename(frame.f_code.co_filename)} line {frame.f_lineno}")
+        return platform
+
+    jax.default_backend = default_backend
+    try:
+        yield asked
+    finally:
+        jax.default_backend = real
+
+
+def kept_arguments(compiled, count: int) -> list[int] | None:
+    """Which of a program's `count` argument leaves the compiled program takes; None where it does not tell.
+
+    `jax.jit` drops the arguments that a program does not use, and only the private `_kept_var_idx` says which.
+    """
+    kept = getattr(getattr(compiled, "_executable", None), "_kept_var_idx", None)
+    return sorted(kept) if kept is not None and all(0 <= index < count for index in kept) else None

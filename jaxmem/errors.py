@@ -95,3 +95,26 @@ class NonFiniteError(InputError):
 
 class FileLoadError(InputError):
     """A FILE[:FUNCTION] that cannot be loaded as a `Workload`."""
+
+
+class MissingCompilerError(InputError):
+    """A target's compiler is not installed, or is not of the installed JAX's version."""
+
+
+class UnsupportedByChip(InputError):
+    """A program that compiles for a chip which cannot run it."""
+
+
+class RetargetError(InputError):
+    """A program that is tied to devices of this machine, so that it cannot be compiled for others."""
+
+
+class DoesNotFitError(JaxmemError):
+    """The target's compiler refused a program that needs more memory than a device has.
+
+    `needed_bytes` and `available_bytes` are the compiler's, None where it did not say; `text` is all that it said.
+    """
+
+    needed_bytes: int | None = None
+    available_bytes: int | None = None
+    text: str = ""

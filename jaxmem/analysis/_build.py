@@ -11,8 +11,8 @@ from jaxmem.analysis._memory import MemoryBytes, argument_bytes, read_memory, us
 from jaxmem.analysis._program import Program, known
 from jaxmem.analysis._report import MemoryReport
 from jaxmem.analysis._units import format_bytes, format_flops
-from jaxmem.errors import InputError
-from jaxmem.targets import Target, on_target
+from jaxmem.errors import DoesNotFitError, InputError
+from jaxmem.targets import Target, check_runs, compile_lowered, on_target, unknown_scratch_bytes
 
 _CPU_NOTES = (
     "XLA:CPU's own peak leaves out what loops hold: peak_bytes is arguments + outputs + temporaries - aliases.",
@@ -29,19 +29,58 @@ def analyze_program(program: Program, target: Target) -> MemoryReport:
         warnings.simplefilter("always")
         with on_target(target):
             lowered = program.lower()
-        compiled = compile_for(lowered, target, program.compiler_options)
+        try:
+            compiled = compile_for(lowered, target, program.compiler_options)
+        except DoesNotFitError as error:
+            compiled = error
     said = []
     for warning in caught:
         if str(warning.message).startswith(_DONATION_MESSAGE):
             said.append(" ".join(str(warning.message).split()))
         else:  # not ours to keep
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    if isinstance(compiled, DoesNotFitError):
+        return refused_report(compiled, name=program.name, target=target, program=program, notes=tuple(said))
     return build_report(compiled, name=program.name, target=target, program=program, notes=tuple(said))
 
 
 def compile_for(lowered, target: Target, compiler_options=None):
     """`lowered` compiled with the target's options; options of the program's own win."""
-    return lowered.compile(compiler_options={**dict(target.compiler_options), **dict(compiler_options or {})})
+    return compile_lowered(lowered, target, compiler_options)
+
+
+def refused_report(
+    error: DoesNotFitError, *, name: str, target: Target, program: Program | None = None, notes: tuple[str, ...] = ()
+) -> MemoryReport:
+    """The report of a program that its compiler refused for lack of memory: what it needs, and what there is."""
+    needed, available = error.needed_bytes, error.available_bytes or target.memory_bytes
+    modelled = known(program.modelled_flops) if program else None
+    messages = [
+        *target.notes,
+        "The compiler stopped, so it told nothing but what the program needs: other bytes and FLOPs are unknown.",
+        *notes,
+        *(program.notes if program else ()),
+        *(modelled.notes if modelled else ()),
+        *_devices(target.device_count),
+    ]
+    wants = f"needs {format_bytes(needed)}, which exceeds" if needed is not None else "needs more than"
+    return MemoryReport(
+        name=name,
+        target=target.name,
+        backend=target.platform,
+        jax_version=jax.__version__,
+        devices=target.device_count,
+        peak_bytes=needed,
+        compiler_peak_bytes=needed,
+        saved_residual_bytes=known(program.saved_residual_bytes) if program else None,
+        remat=program.remat if program else "none",
+        forward_flops=modelled.forward if modelled else None,
+        asked_recompute_flops=modelled.recompute if modelled else None,
+        fits="no",
+        fits_reason=f"the compiler refused it: it {wants} the {format_bytes(available)} of a device",
+        capacity_bytes=available,
+        warnings=tuple(dict.fromkeys(messages)),
+    )
 
 
 def build_report(
@@ -60,14 +99,17 @@ def build_report(
     memory = read_memory(compiled)
     arguments = argument_bytes(compiled)
     modelled = known(program.modelled_flops) if program else None
-    flops, flop_notes = _compiled_flops(compiled)
+    text = _hlo_text(compiled)
+    flops, flop_notes = _compiled_flops(text)
+    chip_notes = check_runs(text, target.chip) if target.chip and text else ()
     recompute = _recomputed(flops, modelled, count)
     capacity = target.memory_bytes
     if capacity is not None and backend == "cpu":
         capacity //= count  # virtual CPU devices share the machine's memory
     peak = _peak(memory, backend)
     expected = arguments.total if arguments else None
-    fits, reason = judge_fit(peak, capacity, at_least_bytes=expected)
+    scratch = unknown_scratch_bytes(text or "", target.chip)
+    fits, reason = judge_fit(peak, capacity, at_least_bytes=expected, scratch_bytes=scratch)
     shown = memory or MemoryBytes(argument_bytes=expected)
     messages = [
         *target.notes,
@@ -76,6 +118,7 @@ def build_report(
         *notes,
         *(program.notes if program else ()),
         *_donation(memory, arguments),
+        *chip_notes,
         *(modelled.notes if modelled else ()),
         *flop_notes,
         *_merged(recompute, modelled, count),
@@ -119,11 +162,14 @@ def _peak(memory: MemoryBytes | None, backend: str) -> int | None:
     return max(total, memory.compiler_peak_bytes or 0)
 
 
-def _compiled_flops(compiled) -> tuple[HloFlops | None, tuple[str, ...]]:
+def _hlo_text(compiled) -> str | None:
     try:
-        text = compiled.as_text()
+        return compiled.as_text()
     except Exception:  # a backend that keeps its program to itself
-        text = None
+        return None
+
+
+def _compiled_flops(text: str | None) -> tuple[HloFlops | None, tuple[str, ...]]:
     if not text:
         return None, ("Compiled FLOPs are unavailable: this backend does not show its program.",)
     try:

@@ -11,7 +11,11 @@ RESERVE = 0.05
 
 
 def judge_fit(
-    peak_bytes: int | None, capacity_bytes: int | None, *, at_least_bytes: int | None = None
+    peak_bytes: int | None,
+    capacity_bytes: int | None,
+    *,
+    at_least_bytes: int | None = None,
+    scratch_bytes: int = 0,
 ) -> tuple[Fits, str]:
     """The verdict and its reason.
 
@@ -19,6 +23,7 @@ def judge_fit(
       peak_bytes: per device; None where unavailable.
       capacity_bytes: of one device; None where unknown.
       at_least_bytes: a lower bound of the peak, used where the peak is unavailable.
+      scratch_bytes: what library calls may need on the device beyond what the compiler shows, at most.
 
     >>> judge_fit(2**30, 2**34)[0], judge_fit(0, None)[0], judge_fit(None, 2**34)[0]
     ('yes', 'uncertain', 'uncertain')
@@ -33,6 +38,11 @@ def judge_fit(
     peak = format_bytes(peak_bytes)
     if peak_bytes > capacity_bytes:
         return "no", f"the peak, {peak}, exceeds the {capacity} of a device"
-    if peak_bytes > capacity_bytes * (1 - RESERVE):
-        return "uncertain", f"the peak, {peak}, leaves less than the {RESERVE:.0%} reserve of {capacity}"
-    return "yes", f"the peak, {peak}, leaves more than the {RESERVE:.0%} reserve of {capacity}"
+    reserve = f"the {RESERVE:.0%} reserve of {capacity}"
+    if scratch_bytes:
+        reserve += (
+            f" and {format_bytes(scratch_bytes)} for the scratch of cuDNN convolutions, which only the device tells"
+        )
+    if peak_bytes > capacity_bytes * (1 - RESERVE) - scratch_bytes:
+        return "uncertain", f"the peak, {peak}, leaves less than {reserve}"
+    return "yes", f"the peak, {peak}, leaves more than {reserve}"

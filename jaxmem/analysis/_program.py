@@ -1,5 +1,6 @@
 """What is handed to the analysis: a way to lower a program, and what is known before compiling it."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -10,7 +11,7 @@ import jax
 
 from jaxmem.analysis._jaxpr_flops import JaxprFlops, jaxpr_flops
 from jaxmem.errors import InputError
-from jaxmem.targets import Target, on_target
+from jaxmem.targets import Target, on_target, place
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,9 +40,21 @@ class Program:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def from_traced(cls, traced: jax.stages.Traced, *, name: str, **fields) -> "Program":
-        """The program of `jax.jit(f).trace(...)`, with its FLOPs counted from the jaxpr."""
-        return cls(name=name, lower=traced.lower, modelled_flops=lambda: jaxpr_flops(traced.jaxpr), **fields)
+    def from_traced(cls, traced: jax.stages.Traced, *, name: str, target: Target | None = None, **fields) -> "Program":
+        """The program of `jax.jit(f).trace(...)`, with its FLOPs counted from the jaxpr.
+
+        Args:
+          traced: what was traced.
+          name: for the report.
+          target: what it was traced for, where its mesh is not the one of the target asked for.
+          **fields: of the program.
+        """
+
+        def lower() -> jax.stages.Lowered:
+            with on_target(target) if target is not None else contextlib.nullcontext():
+                return traced.lower()
+
+        return cls(name=name, lower=lower, modelled_flops=lambda: jaxpr_flops(traced.jaxpr), **fields)
 
     def resolved(self) -> "Program":
         """The same with every modelled value computed."""
@@ -93,6 +106,8 @@ def function_program(
     options = {"donate_argnums": donate_argnums, "static_argnames": static_argnames}
     if in_shardings is not None:
         options["in_shardings"] = in_shardings
+    if target.deviceless and in_shardings is not None:  # their devices are not here: the arguments carry them
+        del options["in_shardings"]
     jitted: Any = fn
     if hasattr(fn, "trace"):
         given = [key for key, value in options.items() if key == "in_shardings" or value not in ((), None)]
@@ -106,8 +121,11 @@ def function_program(
         jitted = jax.jit(fn, **options)
     _check_arguments(fn, args, name)
     args, notes = _movable(args, target)
-    with on_target(target):
-        return Program.from_traced(jitted.trace(*args), name=name, notes=notes)
+    placed = place(args, target, in_shardings=in_shardings)
+    with on_target(placed.target) as scope:
+        traced = jitted.trace(*placed.args)
+    notes = (*notes, *placed.notes, *scope.notes)
+    return Program.from_traced(traced, target=placed.target, name=name, notes=notes)
 
 
 def _check_arguments(fn, args, name: str) -> None:
@@ -125,6 +143,8 @@ def _check_arguments(fn, args, name: str) -> None:
 
 def _movable(args, target: Target):
     """Arguments as shapes where they are arrays on another platform than the target's."""
+    if target.deviceless:  # `place` moves them, and knows their shardings
+        return args, ()
     dropped = False
 
     def move(leaf):

@@ -1,15 +1,20 @@
-"""Targets of this version: the default backend, and XLA:CPU compiled so that memory differences show."""
+"""What a program is compiled for: this machine's backend, XLA:CPU, or a chip that is not here."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
+import math
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jaxmem.errors import UnknownTargetError
+from jaxmem.targets._chip import Chip, memory_fraction
+from jaxmem.targets._gpu_compiler import GPU_OPTIONS, gpu_devices
 from jaxmem.targets._memory import device_memory_bytes, host_memory_bytes
+from jaxmem.targets._names import chip_count, parse_name
+from jaxmem.targets._tpu_compiler import tpu_devices
 
-KNOWN_TARGETS = ("local", "cpu")
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 # XLA:CPU's default scheduler keeps the temporaries of an unrolled checkpointed model unchanged.
 _MEMORY_SCHEDULER = ("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED")
@@ -21,11 +26,14 @@ class Target:
 
     Args:
       name: as the user wrote it.
-      platform: the JAX platform whose compiler is used, for example "cpu".
+      platform: the JAX platform whose compiler is used: "cpu", "gpu" or "tpu".
       memory_bytes: bytes that a program may use: of one device, or of the whole machine on
         "cpu", whose devices share it. None where unknown.
       compiler_options: (name, value) pairs given to the compiler.
       notes: sentences about this target that every report repeats among its warnings.
+      chip: row of the chip table; None for this machine's own backend and for "cpu".
+      topology: of the chips, "2x2" or, of GPUs, slices x hosts x GPUs of a host.
+      mesh_axes: (name, size) pairs of `mesh`; empty for one axis "data" over all devices.
 
     >>> resolve_target("cpu").platform
     'cpu'
@@ -36,13 +44,61 @@ class Target:
     memory_bytes: int | None = None
     compiler_options: tuple[tuple[str, str | bool | int | float], ...] = ()
     notes: tuple[str, ...] = ()
+    chip: Chip | None = None
+    topology: str | None = None
+    mesh_axes: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def deviceless(self) -> bool:
+        """Whether its devices exist for the compiler only: programs for it cannot be run here."""
+        return self.chip is not None
+
+    @property
+    def device_count(self) -> int:
+        """JAX devices of a program for it: all of the topology's; 1 on this machine's own backend."""
+        if self.chip is None or self.topology is None:
+            return 1
+        return chip_count(self.topology) * self.chip.devices_per_chip
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices to compile for.
+
+        Raises:
+          MissingCompilerError: the chip's compiler is not installed, or is not of this JAX.
+        """
+        if self.chip is None or self.topology is None:
+            return tuple(jax.local_devices(backend=self.platform)[:1])
+        find = tpu_devices if self.chip.platform == "tpu" else gpu_devices
+        return find(self.chip, self.topology)
+
+    @property
+    def mesh(self) -> "Mesh":
+        """All `devices`, with `mesh_axes`; what `on_target` sets."""
+        axes = dict(self.mesh_axes) or {"data": self.device_count}
+        return _mesh(self.devices, axes)
+
+    def with_mesh(self, **axes: int) -> "Target":
+        """The same with other mesh axes, whose sizes must multiply to the number of devices.
+
+        >>> resolve_target("tpu-v5e:4x4").with_mesh(data=4, model=4).mesh_axes
+        (('data', 4), ('model', 4))
+        """
+        if math.prod(axes.values()) != self.device_count:
+            raise UnknownTargetError(
+                wanted=f"mesh axes whose sizes multiply to the {self.device_count} device(s) of {self.name}",
+                got=", ".join(f"{name}={size}" for name, size in axes.items()) or "none",
+                do="Change an axis, or the topology in the target's name.",
+            )
+        return dataclasses.replace(self, mesh_axes=tuple(axes.items()))
 
 
 def resolve_target(name: "str | Target | None" = None) -> Target:
     """The target of that name; None means "local", and a `Target` is returned as it is.
 
     "local" is the default backend, compiled exactly as it would run. "cpu" is XLA:CPU whatever the
-    default backend, with its memory-minimising scheduler.
+    default backend, with its memory-minimising scheduler. Others name a chip and a topology,
+    "tpu-v5e:2x2" or "gpu-h100:1x8x8" (slices x hosts x GPUs of a host); nothing is loaded for them yet.
 
     Raises:
       UnknownTargetError: any other name, or "cpu" where JAX was told not to start that backend.
@@ -53,21 +109,15 @@ def resolve_target(name: "str | Target | None" = None) -> Target:
         return _local()
     if name == "cpu":
         return _cpu()
-    raise UnknownTargetError(
-        wanted=f"a target that this version compiles for: {', '.join(KNOWN_TARGETS)}",
-        got=repr(name),
-        do="Use cpu for an embedded compile, or local for the backend JAX runs on.",
-    )
+    chip, topology = parse_name(name)
+    return _tpu(name, chip, topology) if chip.platform == "tpu" else _gpu(name, chip, topology)
 
 
-@contextlib.contextmanager
-def on_target(target: Target) -> Iterator[None]:
-    """Within it, arrays and functions that name no device are traced and lowered for `target`."""
-    if target.platform == jax.default_backend():
-        yield  # entering a default device here would only miss the caller's trace caches
-        return
-    with jax.default_device(jax.local_devices(backend=target.platform)[0]):
-        yield
+def _mesh(devices: tuple[Any, ...], axes: dict[str, int]) -> "Mesh":
+    import numpy as np
+    from jax.sharding import Mesh
+
+    return Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
 
 
 def _local() -> Target:
@@ -99,3 +149,32 @@ def _cpu() -> Target:
         compiler_options=(_MEMORY_SCHEDULER,),
         notes=(note,),
     )
+
+
+def _tpu(name: str, chip: Chip, topology: str) -> Target:
+    note = f"Compiled by libtpu for {chip.kind} without a device; it allows {_gib(chip.usable_bytes)} of a device's "
+    note += f"{_gib(chip.hbm_bytes)}."
+    return Target(
+        name=name, platform="tpu", memory_bytes=chip.usable_bytes, notes=(note,), chip=chip, topology=topology
+    )
+
+
+def _gpu(name: str, chip: Chip, topology: str) -> Target:
+    note = (
+        f"Compiled by XLA:GPU for {chip.kind} without a device, so without autotuning: the kernels chosen, and their "
+        f"scratch, may differ on the device. JAX may use {_gib(chip.usable_bytes)} of its {_gib(chip.hbm_bytes)} "
+        f"(XLA_PYTHON_CLIENT_MEM_FRACTION={memory_fraction():g})."
+    )
+    return Target(
+        name=name,
+        platform="gpu",
+        memory_bytes=chip.usable_bytes,
+        compiler_options=GPU_OPTIONS,
+        notes=(note,),
+        chip=chip,
+        topology=topology,
+    )
+
+
+def _gib(value: int) -> str:
+    return f"{value / 2**30:.2f} GiB"

@@ -45,19 +45,24 @@ def _(step: TrainStep, *args, name: str, target: Target) -> Program:
 
 def _program(step: TrainStep, name: str, target: Target) -> Program:
     policy = step.config.policy
-    with on_target(target):
-        notes = step.examine().warnings
-        if policy.offload and target.platform == "cpu":
-            notes = (*notes, _NOT_EVIDENCED)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RematWarning)  # they are notes of the report
-            traced = step.trace()
-        return Program.from_traced(
-            traced,
-            name=name,
-            compiler_options=step.workload.compiler_options,
-            saved_residual_bytes=step.residual_bytes,
-            plain_residual_bytes=lambda: step.residual_bytes(remat="none"),
-            remat=str(policy),
-            notes=notes,
-        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RematWarning)  # they are notes of the report
+        traced, target, seen = step.trace_for(target)
+    notes = step.examine().warnings
+    if policy.offload and target.platform == "cpu":
+        notes = (*notes, _NOT_EVIDENCED)
+
+    def plain_residual_bytes() -> int:
+        with on_target(target):  # a loss may need its mesh
+            return step.residual_bytes(remat="none")
+
+    return Program.from_traced(
+        traced,
+        target=target,
+        name=name,
+        compiler_options=step.workload.compiler_options,
+        saved_residual_bytes=step.residual_bytes,
+        plain_residual_bytes=plain_residual_bytes,
+        remat=str(policy),
+        notes=(*notes, *seen),
+    )

@@ -17,6 +17,7 @@ from jaxmem.errors import (
     WorkloadError,
 )
 from jaxmem.policy import Policy
+from jaxmem.targets import Target, compile_lowered, on_target, place, resolve_target
 from jaxmem.train._loss import check_precision, check_widths, configured_loss, merge, partition
 from jaxmem.train._remat import compare_residuals, examine_step
 from jaxmem.train._state import TrainState
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
 
 
 def make_train_step(
-    workload: Workload, config_or_plan: MemoryConfig | None = None, *, mesh: Any = None, target: str | None = None
+    workload: Workload,
+    config_or_plan: MemoryConfig | None = None,
+    *,
+    mesh: Any = None,
+    target: str | Target | None = None,
 ) -> "TrainStep":
     """One optimizer step of a workload: micro-batches, remat and precision as the config says.
 
@@ -35,7 +40,8 @@ def make_train_step(
       workload: what is trained.
       config_or_plan: how, a `MemoryConfig`; the default is the plain step.
       mesh: reserved; anything but None is refused.
-      target: name of the chip that `step.report()` compiles for; None for the machine's own.
+      target: name of the chip that `step.lower()`, `.compile()` and `.report()` are for, such as "tpu-v5e:1x1"; None
+        for the machine's own. Running the step always means this machine.
 
     Raises:
       ConfigError: for what this version does not act on. When the step is traced, RematWithoutEffect: a remat
@@ -71,7 +77,7 @@ def make_train_step(
 class TrainStep:
     """`step(state, batch) -> (state, metrics)`, jitted, with `state` donated; made by `make_train_step`."""
 
-    def __init__(self, workload: Workload, config: MemoryConfig, target: str | None):
+    def __init__(self, workload: Workload, config: MemoryConfig, target: str | Target | None):
         self.workload, self.config, self.target = workload, config, target
         self._examination = None
         self._jitted = jax.jit(self._step, donate_argnums=0, compiler_options=workload.compiler_options)
@@ -103,13 +109,27 @@ class TrainStep:
         """The step traced on an abstract state and the workload's example batch."""
         return self._jitted.trace(self.abstract_state(), self.abstract_batch())
 
+    def trace_for(self, target: Target) -> tuple[jax.stages.Traced, Target, tuple[str, ...]]:
+        """The step traced for a target, the target with the mesh of the batch's sharding, and notes about both."""
+        placed = place((self.abstract_state(), self.abstract_batch()), target)
+        with on_target(placed.target) as scope:
+            self.examine()
+            traced = self._jitted.trace(*placed.args)
+        return traced, placed.target, (*placed.notes, *scope.notes)
+
     def lower(self) -> jax.stages.Lowered:
-        """The traced step lowered for the default backend."""
-        return self.trace().lower()
+        """The traced step lowered for the step's target: the default backend, unless it was given one."""
+        if self.target is None:
+            return self.trace().lower()
+        traced, target, _ = self.trace_for(resolve_target(self.target))
+        with on_target(target):
+            return traced.lower()
 
     def compile(self) -> jax.stages.Compiled:
-        """The step compiled for this machine."""
-        return self.lower().compile()
+        """The step compiled for its target: this machine, unless it was given one."""
+        if self.target is None:
+            return self.lower().compile()
+        return compile_lowered(self.lower(), resolve_target(self.target), self.workload.compiler_options)
 
     def report(self) -> "MemoryReport":
         """What the compiled step needs, on the step's target."""
@@ -162,12 +182,20 @@ class TrainStep:
         return self._examination
 
     def abstract_state(self) -> TrainState:
-        """Shapes and dtypes of the state that `init` makes."""
-        return jax.eval_shape(self._init, self._given(), self._rng)
+        """Shapes and dtypes of the state that `init` makes; of what was given to the workload, its shardings too."""
+        # The key is abstract too: on the devices of a target nothing can be made.
+        rng = jax.eval_shape(lambda: self._rng)
+        state = jax.eval_shape(self._init, self._given(), rng)
+        params, rest = (
+            tree if given is None else jax.tree.map(_with_sharding_of, tree, given)
+            for tree, given in zip((state.params, state.state), self._given(), strict=True)
+        )
+        return dataclasses.replace(state, params=params, state=rest)
 
     def abstract_batch(self) -> Any:
-        """Shapes and dtypes of the example batch."""
-        return jax.eval_shape(lambda batch: batch, self.workload.batch)
+        """Shapes, dtypes and shardings of the example batch."""
+        shapes = jax.eval_shape(lambda batch: batch, self.workload.batch)
+        return jax.tree.map(_with_sharding_of, shapes, self.workload.batch)
 
     # -- tracing ---------------------------------------------------------------------------------
 
@@ -251,3 +279,11 @@ class TrainStep:
             return
         for message in self.examine().warnings:
             warnings.warn(message, RematWarning, stacklevel=2)
+
+
+def _with_sharding_of(shape: jax.ShapeDtypeStruct, leaf: Any) -> jax.ShapeDtypeStruct:
+    """`shape` sharded as `leaf` is over a mesh; an array on one device says nothing."""
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding, weak_type=shape.weak_type)
+    return shape

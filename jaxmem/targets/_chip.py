@@ -1,0 +1,137 @@
+"""The record of one chip: what it holds, how fast it is, what it cannot do, and who says so."""
+
+import dataclasses
+import os
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpuFacts:
+    """What libtpu wants to be told about a TPU, and what it offers of it.
+
+    Args:
+      generation: libtpu's name of it.
+      rank: dimensions of its torus.
+      max_chips: of the largest slice.
+      topologies: those that are sold, smallest first; libtpu takes any other of the same rank.
+      config: name of the chip configuration that JAX runs in, None for libtpu's default.
+    """
+
+    generation: str
+    rank: int
+    max_chips: int
+    topologies: tuple[str, ...]
+    config: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GpuFacts:
+    """What XLA:GPU asks a driver for where there is one.
+
+    Args:
+      compute_capability: major and minor.
+      cores: streaming multiprocessors.
+      fpus_per_core: float32 units in each of them.
+      threads_per_core: resident threads in each of them.
+      shared_bytes_per_core, shared_bytes_per_block: shared memory of a multiprocessor, and of one block of threads
+        that opts in to more than 48 KiB.
+      l2_bytes: of the cache.
+      clock_ghz: boost clock.
+      accelerated: whether code for the chip's own features (sm_90a, sm_100a) is made.
+    """
+
+    compute_capability: tuple[int, int]
+    cores: int
+    fpus_per_core: int
+    threads_per_core: int
+    shared_bytes_per_core: int
+    shared_bytes_per_block: int
+    l2_bytes: int
+    clock_ghz: float
+    accelerated: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chip:
+    """One row of the chip table. Every number is of one *device*, as JAX counts them: half a chip where
+    `devices_per_chip` is 2.
+
+    Args:
+      name: as in a target's name, "tpu-v5e".
+      kind: what JAX calls the device.
+      platform: "tpu" or "gpu".
+      hbm_bytes: memory of the device as its driver reports it; of a TPU, as its maker states it.
+      compiler_bytes: of a TPU, what its compiler says is available to a program; None for a GPU, see `usable_bytes`.
+      devices_per_chip: JAX devices in a chip.
+      flops_per_second: (dtype, dense peak) pairs; "tf32" is what a GPU makes of float32 products by default.
+      hbm_bytes_per_second: between memory and compute units.
+      host_bytes_per_second: to host memory, one direction; None where nobody states it.
+      interconnect_bytes_per_second: to other devices of the slice or the host, all links, one direction.
+      facts: what its compiler wants to know.
+      source: URL that the rates are from.
+      note: what is not as one might think.
+
+    >>> from jaxmem.targets import find_chip
+    >>> chip = find_chip("tpu-v5e")
+    >>> chip.flops("bfloat16"), chip.usable_bytes / 2**30
+    (197000000000000, 15.75)
+    """
+
+    name: str
+    kind: str
+    platform: str
+    hbm_bytes: int
+    compiler_bytes: int | None = None
+    devices_per_chip: int = 1
+    flops_per_second: tuple[tuple[str, int], ...]
+    hbm_bytes_per_second: int
+    host_bytes_per_second: int | None
+    interconnect_bytes_per_second: int
+    facts: TpuFacts | GpuFacts
+    source: str
+    note: str = ""
+
+    def flops(self, dtype: str) -> int | None:
+        """Dense peak FLOP/s of matrix products in that dtype, None where the chip has no units for it."""
+        return dict(self.flops_per_second).get(dtype)
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes that a JAX program may use: what the TPU's compiler allows, or JAX's share of a GPU."""
+        if self.compiler_bytes is not None:
+            return self.compiler_bytes
+        return int(self.hbm_bytes * memory_fraction())
+
+    @property
+    def compute_capability(self) -> tuple[int, int] | None:
+        """Of a GPU; None for a TPU."""
+        return self.facts.compute_capability if isinstance(self.facts, GpuFacts) else None
+
+    @property
+    def native_bfloat16(self) -> bool:
+        """Whether matrix products in bfloat16 have units of their own: every TPU, GPUs from sm_80 on."""
+        return self.compute_capability is None or self.compute_capability >= (8, 0)
+
+    @property
+    def native_float8(self) -> bool:
+        """Whether matrix products in float8 have units of their own."""
+        return self.flops("float8") is not None
+
+    @property
+    def cudnn_attention(self) -> bool:
+        """Whether cuDNN's flash attention runs: GPUs from sm_80 on."""
+        return self.compute_capability is not None and self.compute_capability >= (8, 0)
+
+
+def memory_fraction() -> float:
+    """The share of a GPU that JAX's allocator takes: XLA_PYTHON_CLIENT_MEM_FRACTION, 0.75 unless set.
+
+    JAX itself also reads the newer name XLA_CLIENT_MEM_FRACTION, and that first.
+    """
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        try:
+            value = float(os.environ.get(name, ""))
+        except ValueError:  # unset, or nothing that the allocator would take either; `jaxmem doctor` says so
+            continue
+        if 0 < value <= 1:
+            return value
+    return 0.75

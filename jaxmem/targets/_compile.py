@@ -1,0 +1,97 @@
+"""Compiles for a target, and says in its own words why that failed."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from jaxmem.errors import DoesNotFitError
+from jaxmem.targets._limits import check_runs
+from jaxmem.targets._oom import compile_oom
+from jaxmem.targets._place import place
+from jaxmem.targets._scope import on_target
+from jaxmem.targets._target import Target, resolve_target
+
+# Without autotuning XLA:GPU finds no tiles for some products, and gives up instead of leaving them to cuBLAS.
+_NO_TRITON = ("xla_gpu_enable_triton_gemm", False)
+
+
+def compile_on(
+    target: str | Target,
+    fn: Callable,
+    *args: Any,
+    compiler_options: Mapping[str, Any] | None = None,
+    in_shardings: Any = None,
+    **jit_options: Any,
+) -> jax.stages.Compiled:
+    """`fn(*args)` compiled for `target`, whose devices need not be here.
+
+    Args:
+      target: a name, or a `Target`.
+      fn: a function of arrays, or one that is jitted already (then without `jit_options`).
+      *args: arrays or `jax.ShapeDtypeStruct`, whose shardings count (see `place`); static arguments by value.
+      compiler_options: XLA's, such as {"xla_dump_to": folder}; they win over the target's own.
+      in_shardings: PartitionSpecs or NamedShardings, a prefix of `args`.
+      **jit_options: of `jax.jit`, such as donate_argnums.
+
+    Returns:
+      The compiled program: `memory_analysis()`, `as_text()`, but not to be called where the devices are not here.
+
+    Raises:
+      DoesNotFitError: a TPU's compiler refused it for lack of memory. XLA:GPU never does: compare its bytes with
+        `target.memory_bytes`.
+      UnsupportedByChip: the chip cannot run it. RetargetError: it is tied to devices of this machine.
+      MissingCompilerError: the compiler is not installed.
+
+    >>> import jax, jax.numpy as jnp
+    >>> x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    >>> compile_on("cpu", jnp.dot, x, x).memory_analysis().output_size_in_bytes
+    262144
+    """
+    resolved = resolve_target(target)
+    placed = place(args, resolved, in_shardings=in_shardings)
+    if in_shardings is not None and not resolved.deviceless:
+        jit_options["in_shardings"] = in_shardings
+    jitted = fn if hasattr(fn, "trace") else jax.jit(fn, **jit_options)
+    with on_target(placed.target):
+        lowered = jitted.trace(*placed.args).lower()
+    return compile_lowered(lowered, resolved, compiler_options)
+
+
+def compile_lowered(
+    lowered: jax.stages.Lowered, target: Target, compiler_options: Mapping[str, Any] | None = None
+) -> jax.stages.Compiled:
+    """`lowered` compiled with the target's options; `compiler_options` win. Raises as `compile_on` does."""
+    options = {**dict(target.compiler_options), **dict(compiler_options or {})}
+    if not target.deviceless:
+        return lowered.compile(compiler_options=options)
+    try:
+        compiled = _compile_without_device(lowered, target, options)
+    except Exception as error:  # jaxlib's class for it differs from version to version
+        oom = compile_oom(str(error))
+        if oom is None:
+            raise
+        failed = DoesNotFitError(
+            wanted=f"a program that fits a device of {target.name}",
+            got=" ".join(str(error).split())[:500],
+            do="Try more accumulation steps, remat, or bfloat16.",
+        )
+        failed.needed_bytes, failed.available_bytes, failed.text = oom.needed_bytes, oom.available_bytes, oom.text
+        raise failed from error
+    if target.chip is not None and not target.chip.native_float8 and target.platform == "gpu":
+        check_runs(compiled.as_text() or "", target.chip)
+    return compiled
+
+
+def _compile_without_device(lowered, target: Target, options: dict[str, Any]) -> jax.stages.Compiled:
+    name, value = _NO_TRITON
+    try:
+        return lowered.compile(compiler_options=options)
+    except Exception as error:
+        if target.platform != "gpu" or name in options or not _lacks_tiles(str(error)):
+            raise
+        return lowered.compile(compiler_options={**options, name: value})
+
+
+def _lacks_tiles(message: str) -> bool:
+    return "riton" in message or "tiling" in message or "No valid config" in message

@@ -1,0 +1,142 @@
+"""Arguments of a program as shapes on a target's devices."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from jaxmem.errors import RetargetError
+from jaxmem.targets._target import Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Arguments for a target.
+
+    Args:
+      args: as given, arrays and shapes replaced by shapes on the target's devices.
+      target: with the mesh that the arguments' shardings name.
+      notes: sentences for the report's warnings.
+    """
+
+    args: tuple[Any, ...]
+    target: Target
+    notes: tuple[str, ...] = ()
+
+
+def place(args: tuple[Any, ...], target: Target, *, in_shardings: Any = None) -> Placed:
+    """Puts arguments on a target whose devices are not here; on others they stay as they are.
+
+    An argument's own sharding counts where it is a bare PartitionSpec or names mesh axes that the target can have: a
+    NamedSharding over an AbstractMesh, or over a mesh of this machine with as many devices. All else is replicated.
+
+    Args:
+      args: pytrees of arrays, `jax.ShapeDtypeStruct` and static values.
+      target: where to.
+      in_shardings: a prefix of `args` of PartitionSpecs, NamedShardings and None; it wins over the arguments' own.
+
+    Raises:
+      RetargetError: a mesh that the target's devices cannot form, or axes that its mesh lacks.
+    """
+    if not target.deviceless:
+        return Placed(args=args, target=target)
+    given = _broadcast(in_shardings, args)
+    leaves, tree = jax.tree.flatten(args)
+    wanted = [
+        own if own is not None else getattr(leaf, "sharding", None) for own, leaf in zip(given, leaves, strict=True)
+    ]
+    target = _with_mesh_of([sharding for sharding in wanted if isinstance(sharding, NamedSharding)], target)
+    mesh = target.mesh
+    moved = [_move(leaf, sharding, mesh, target) for leaf, sharding in zip(leaves, wanted, strict=True)]
+    notes: tuple[str, ...] = ()
+    if target.device_count > 1 and moved and not any(_is_sharded(leaf) for leaf in moved):
+        notes = (
+            f"Arguments are replicated, since none of them names a sharding: each of the {target.device_count} devices "
+            f"of {target.name} holds all of them.",
+        )
+    return Placed(args=jax.tree.unflatten(tree, moved), target=target, notes=notes)
+
+
+def _broadcast(in_shardings: Any, args: tuple[Any, ...]) -> list[Any]:
+    """One entry a leaf of `args`, None where nothing is given."""
+    if in_shardings is None:
+        return [None] * len(jax.tree.leaves(args))
+    if _is_entry(in_shardings):
+        return [in_shardings] * len(jax.tree.leaves(args))
+    prefix = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
+    try:
+        full = jax.tree.map(
+            lambda entry, part: [entry] * len(jax.tree.leaves(part)), prefix, args, is_leaf=lambda x: _is_entry(x)
+        )
+    except (ValueError, TypeError) as error:
+        raise RetargetError(
+            wanted="in_shardings to be a tree prefix of the arguments",
+            got=f"{in_shardings!r} ({' '.join(str(error).split())[:200]})",
+            do="Give one sharding for each argument, in a tuple.",
+        ) from None
+    return [entry for entries in jax.tree.leaves(full, is_leaf=lambda x: isinstance(x, list)) for entry in entries]
+
+
+def _is_entry(value: Any) -> bool:
+    return value is None or isinstance(value, (PartitionSpec, jax.sharding.Sharding))
+
+
+def _with_mesh_of(shardings: list[NamedSharding], target: Target) -> Target:
+    """The target with the mesh that shardings name, unless it was given one."""
+    for sharding in shardings:
+        axes = dict(sharding.mesh.shape)
+        if not axes or target.mesh_axes or sharding.mesh.size == 1 != target.device_count:
+            continue  # a mesh of one device shards nothing, wherever it is
+        if sharding.mesh.size != target.device_count:
+            raise RetargetError(
+                wanted=f"a mesh over the {target.device_count} device(s) of {target.name}",
+                got=f"an argument sharded over {_describe(sharding.mesh)}",
+                do="Shard over an AbstractMesh with as many devices, or name another topology.",
+            )
+        return target.with_mesh(**axes)
+    return target
+
+
+def _move(leaf: Any, sharding: Any, mesh: Mesh, target: Target) -> Any:
+    if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)):
+        return leaf
+    spec, memory = PartitionSpec(), None
+    if isinstance(sharding, PartitionSpec):
+        spec = sharding
+    elif isinstance(sharding, NamedSharding):
+        spec, memory = sharding.spec, _memory_kind(sharding)
+        if sharding.mesh.size == 1 and isinstance(sharding.mesh, Mesh):
+            spec = PartitionSpec()
+    missing = sorted({axis for part in spec for axis in _axes(part)} - set(mesh.axis_names))
+    if missing:
+        raise RetargetError(
+            wanted=f"shardings over the mesh axes of {target.name}: {', '.join(map(str, mesh.axis_names))}",
+            got=f"an argument sharded over {', '.join(map(str, missing))}",
+            do=f"Use resolve_target({target.name!r}).with_mesh({missing[0]}={target.device_count}).",
+        )
+    placed = NamedSharding(mesh, spec, memory_kind=memory)
+    dtype = leaf.dtype
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=placed, weak_type=getattr(leaf, "weak_type", False))
+
+
+def _memory_kind(sharding: NamedSharding) -> str | None:
+    """Only host memory: the name of the device's own differs from platform to platform."""
+    kind = sharding.memory_kind
+    return kind if kind == "pinned_host" else None
+
+
+def _axes(part: Any) -> tuple[Any, ...]:
+    return part if isinstance(part, tuple) else () if part is None or not isinstance(part, str) else (part,)
+
+
+def _is_sharded(leaf: Any) -> bool:
+    sharding = getattr(leaf, "sharding", None)
+    return isinstance(sharding, NamedSharding) and any(part is not None for part in sharding.spec)
+
+
+def _describe(mesh: Mesh | AbstractMesh) -> str:
+    axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    where = f" of {mesh.devices.flat[0].platform} devices" if isinstance(mesh, Mesh) else ""
+    return f"a mesh ({axes}){where}"

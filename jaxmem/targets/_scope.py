@@ -1,0 +1,118 @@
+"""Within a target: arrays and functions that name no device are traced and lowered for it."""
+
+import contextlib
+import dataclasses
+import linecache
+import os
+import re
+import traceback
+from collections.abc import Iterator
+
+import jax
+
+from jaxmem import _compat
+from jaxmem.errors import RetargetError
+from jaxmem.targets._target import Target
+
+
+@dataclasses.dataclass(kw_only=True)
+class Scope:
+    """What was noticed while tracing: `notes` for the report's warnings."""
+
+    platform: str
+    asked: list[str]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if not self.asked:
+            return ()
+        places = list(dict.fromkeys(self.asked))
+        shown = f"{', '.join(places[:3])}{', …' if len(places) > 3 else ''}"
+        return (
+            f"The program reads jax.default_backend() ({shown}): it was "
+            f"answered {self.platform!r}, as on the target, while what else it asks JAX about this machine is not.",
+        )
+
+
+@contextlib.contextmanager
+def on_target(target: Target) -> Iterator[Scope]:
+    """Within it, arrays and functions that name no device are traced and lowered for `target`.
+
+    For devices that are not here `jax.set_mesh` of `target.mesh` is entered, so that bare PartitionSpecs and a
+    `jax.shard_map` without a mesh mean the target's. Nothing can be *run* within.
+
+    Raises:
+      RetargetError: the program is tied to devices of this machine by a mesh that it closes over, or runs something.
+    """
+    if target.deviceless:
+        with _compat.answering_default_backend(target.platform) as asked, _explained(target), jax.set_mesh(target.mesh):
+            yield Scope(platform=target.platform, asked=asked)
+        return
+    scope = Scope(platform=target.platform, asked=[])
+    if target.platform == jax.default_backend():
+        yield scope  # entering a default device here would only miss the caller's trace caches
+        return
+    with jax.default_device(jax.local_devices(backend=target.platform)[0]):
+        yield scope
+
+
+@contextlib.contextmanager
+def _explained(target: Target) -> Iterator[None]:
+    """Turns JAX's errors about devices of another platform into one that names the place."""
+    try:
+        yield
+    except (ValueError, AttributeError, RuntimeError) as error:
+        message = " ".join(str(error).split())
+        where = _where(error, message)
+        if "incompatible devices for jitted computation" in message or "should match the mesh passed to" in message:
+            raise RetargetError(
+                wanted=f"a program that leaves its devices to {target.name}",
+                got=f"one that closes over {_foreign_mesh(message)}{where}",
+                do="Use a bare PartitionSpec, or jax.shard_map without a mesh: both mean the mesh of the target; or "
+                "declare `mesh` in FUNCTION, which is then given it.",
+            ) from error
+        if "Executable' object has no attribute 'local_devices'" in message:
+            raise RetargetError(
+                wanted=f"a program that is only traced, since no {target.name} is here to run it",
+                got=f"one that runs an operation while it is traced{where}",
+                do="Make arrays before the function is called, or with numpy.",
+            ) from error
+        raise
+
+
+def _foreign_mesh(message: str) -> str:
+    """The mesh of this machine that the message is about."""
+    found = re.search(r"passed to \S+ (Mesh\([^)]*\)+)", message)
+    if found:
+        return found.group(1)
+    found = re.findall(r"(\w+) inside jit with device ids (\[[^\]]*\]) on platform (\w+)", message)
+    if found:
+        kind, ids, platform = found[0]
+        return f"a {kind} over {platform} devices {ids}"
+    return "devices of this machine"
+
+
+def _where(error: BaseException, message: str) -> str:
+    """File, line and source of the user's code that an error is about."""
+    found = re.search(r" at (\S+?):(\d+)(?::\d+)?", message)
+    if found:
+        file, line = found.group(1), int(found.group(2))
+    else:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
+        if not frames:
+            return ""
+        file, line = frames[-1].filename, frames[-1].lineno or 0
+    source = linecache.getline(file, line).strip()
+    return f" at {os.path.basename(file)} line {line}{f': `{source}`' if source else ''}"
+
+
+# Parts of the paths of code that is not the user's.
+_LIBRARIES = ("/jax/", "/jaxlib/", "/flax/", "/optax/", "/jaxmem/", "/lib/python", "/contextlib.py")
+
+
+def _is_library(filename: str) -> bool:
+    parts = filename.replace(os.sep, "/")
+    return filename.startswith("<") or any(
+        name in parts
+        for name in ("/jax/", "/jaxlib/", "/flax/", "/optax/", "/jaxmem/", "/lib/python", "/contextlib.py")
+    )
