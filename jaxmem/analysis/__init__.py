@@ -8,8 +8,10 @@ from jaxmem.analysis._hlo_flops import HloFlops as HloFlops
 from jaxmem.analysis._hlo_flops import hlo_flops as hlo_flops
 from jaxmem.analysis._jaxpr_flops import JaxprFlops as JaxprFlops
 from jaxmem.analysis._jaxpr_flops import jaxpr_flops as jaxpr_flops
+from jaxmem.analysis._kind_paths import kinds_by_path as kinds_by_path
 from jaxmem.analysis._program import Program as Program
 from jaxmem.analysis._program import as_program as as_program
 from jaxmem.analysis._report import MemoryReport as MemoryReport
 from jaxmem.analysis._units import format_bytes as format_bytes
 from jaxmem.analysis._units import format_flops as format_flops
+from jaxmem.analysis._units import format_seconds as format_seconds

@@ -1,10 +1,13 @@
 """`analyze`: what a function, a lowered or a compiled program needs."""
 
+import dataclasses
 import functools
 
 import jax
 
-from jaxmem.analysis._build import analyze_program, build_report, compile_for
+from jaxmem.analysis._build import analyze_program, build_report
+from jaxmem.analysis._compiled import compile_program, read_compiled
+from jaxmem.analysis._kind_paths import kinds_by_path
 from jaxmem.analysis._program import Program, function_program
 from jaxmem.analysis._report import MemoryReport
 from jaxmem.errors import InputError
@@ -29,7 +32,9 @@ def analyze(
       *args: arrays or `jax.ShapeDtypeStruct`, static arguments by value.
       target: "local" (None), "cpu" or a `Target`. A compiled program has its own.
       donate_argnums, static_argnames, in_shardings: as for `jax.jit`.
-      arg_kinds: reserved; anything but None is refused.
+      arg_kinds: what the arguments hold, one of `KINDS` for each path, such as {"params": "parameters",
+        "state.opt_state": "optimizer_state"}: the longest path that begins an argument's own decides. Or one
+        kind for each of `args`.
 
     Raises:
       InputError: on something that cannot be analysed, or on arguments that do not fit it.
@@ -41,12 +46,6 @@ def analyze(
     >>> report.argument_bytes, report.output_bytes, report.forward_flops == report.flops == 2 * 256**3
     (524288, 262144, True)
     """
-    if arg_kinds is not None:
-        raise InputError(
-            wanted="arg_kinds=None: this version of jaxmem does not attribute bytes to kinds",
-            got=repr(arg_kinds),
-            do="Leave arg_kinds out.",
-        )
     options = {"donate_argnums": donate_argnums, "static_argnames": static_argnames, "in_shardings": in_shardings}
     # Wrappers and stand-ins of JAX's stages are known by what they can do.
     for method, report in (("memory_analysis", _report_compiled), ("compile", _report_lowered)):
@@ -61,7 +60,8 @@ def analyze(
         )
     resolved = resolve_target(target)
     name = getattr(fn, "__name__", type(fn).__name__)
-    return analyze_program(function_program(fn, *args, name=name, target=resolved, **options), resolved)
+    program = function_program(fn, *args, name=name, target=resolved, **options)
+    return analyze_program(dataclasses.replace(program, kind_of=kinds_by_path(arg_kinds, fn)), resolved)
 
 
 @analyze.register
@@ -74,13 +74,13 @@ def analyze_variant(variant, *, name: str, target: Target) -> MemoryReport:
     if isinstance(variant, Program):
         return analyze_program(variant, target)
     if isinstance(variant, jax.stages.Lowered):
-        return build_report(compile_for(variant, target), name=name, target=target)
-    return build_report(variant, name=name, target=target)
+        return build_report(compile_program(variant, target), name=name, target=target)
+    return build_report(read_compiled(variant, target.platform), name=name, target=target)
 
 
 def _report_lowered(lowered, target) -> MemoryReport:
     resolved = resolve_target(target)
-    return build_report(compile_for(lowered, resolved), name=_module_name(lowered), target=resolved)
+    return build_report(compile_program(lowered, resolved), name=_module_name(lowered), target=resolved)
 
 
 def _report_compiled(compiled, target) -> MemoryReport:
@@ -93,7 +93,8 @@ def _report_compiled(compiled, target) -> MemoryReport:
     local = resolve_target("local")
     # With which options it was compiled is not known: the target's notes do not apply.
     target = Target(name=local.name, platform=local.platform, memory_bytes=local.memory_bytes)
-    return build_report(compiled, name=_module_name(compiled), target=target)
+    made = read_compiled(compiled, target.platform)
+    return build_report(made, name=_module_name(compiled), target=target)
 
 
 def _module_name(stage) -> str:

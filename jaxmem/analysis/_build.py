@@ -1,18 +1,20 @@
 """Compiles a program for a target, and gathers its report."""
 
+import dataclasses
 import warnings
 
 import jax
 
-from jaxmem.analysis._fits import judge_fit
-from jaxmem.analysis._hlo_flops import HloFlops, hlo_flops
+from jaxmem.analysis._compiled import CompiledProgram, compile_program
+from jaxmem.analysis._fits import Fits, judge_fit
 from jaxmem.analysis._jaxpr_flops import JaxprFlops
 from jaxmem.analysis._memory import MemoryBytes, argument_bytes, read_memory, used_devices
 from jaxmem.analysis._program import Program, known
 from jaxmem.analysis._report import MemoryReport
 from jaxmem.analysis._units import format_bytes, format_flops
-from jaxmem.errors import DoesNotFitError, InputError
-from jaxmem.targets import Target, check_runs, compile_lowered, on_target, unknown_scratch_bytes
+from jaxmem.analysis.step_time import step_time
+from jaxmem.errors import InputError
+from jaxmem.targets import Target, check_runs, on_target, unknown_scratch_bytes
 
 _CPU_NOTES = (
     "XLA:CPU's own peak leaves out what loops hold: peak_bytes is arguments + outputs + temporaries - aliases.",
@@ -29,65 +31,81 @@ def analyze_program(program: Program, target: Target) -> MemoryReport:
         warnings.simplefilter("always")
         with on_target(target):
             lowered = program.lower()
-        try:
-            compiled = compile_for(lowered, target, program.compiler_options)
-        except DoesNotFitError as error:
-            compiled = error
+        made = compile_program(lowered, target, program.compiler_options)
     said = []
     for warning in caught:
         if str(warning.message).startswith(_DONATION_MESSAGE):
             said.append(" ".join(str(warning.message).split()))
         else:  # not ours to keep
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    if isinstance(compiled, DoesNotFitError):
-        return refused_report(compiled, name=program.name, target=target, program=program, notes=tuple(said))
-    return build_report(compiled, name=program.name, target=target, program=program, notes=tuple(said))
+    return build_report(made, name=program.name, target=target, program=program, notes=tuple(said))
 
 
-def compile_for(lowered, target: Target, compiler_options=None):
-    """`lowered` compiled with the target's options; options of the program's own win."""
-    return compile_lowered(lowered, target, compiler_options)
-
-
-def refused_report(
-    error: DoesNotFitError, *, name: str, target: Target, program: Program | None = None, notes: tuple[str, ...] = ()
+def build_report(
+    made: CompiledProgram, *, name: str, target: Target, program: Program | None = None, notes: tuple[str, ...] = ()
 ) -> MemoryReport:
-    """The report of a program that its compiler refused for lack of memory: what it needs, and what there is."""
-    needed, available = error.needed_bytes, error.available_bytes or target.memory_bytes
-    modelled = known(program.modelled_flops) if program else None
+    """The report of what a compiler made of a program; `program` tells what was known before compiling it."""
+    known_before = program or Program(name=name, lower=_nothing)
+    if made.refusal is not None:
+        facts = _refused(made, target)
+    else:
+        facts = _accepted(made, name, target)
+    modelled = known(known_before.modelled_flops)
+    recompute = _recomputed(made, modelled, facts.devices)
+    shown = facts.memory
+    details = made.details(facts.peak_bytes, shown.generated_code_bytes, known_before.kind_of)
+    time = step_time(made.module, target.chip) if made.module is not None and target.chip is not None else None
     messages = [
         *target.notes,
-        "The compiler stopped, so it told nothing but what the program needs: other bytes and FLOPs are unknown.",
+        *facts.notes,
         *notes,
-        *(program.notes if program else ()),
+        *known_before.notes,
         *(modelled.notes if modelled else ()),
-        *_devices(target.device_count),
+        *made.notes,
+        *_merged(recompute, modelled, facts.devices),
+        *_devices(facts.devices),
     ]
-    wants = f"needs {format_bytes(needed)}, which exceeds" if needed is not None else "needs more than"
     return MemoryReport(
         name=name,
         target=target.name,
         backend=target.platform,
         jax_version=jax.__version__,
-        devices=target.device_count,
-        peak_bytes=needed,
-        compiler_peak_bytes=needed,
-        saved_residual_bytes=known(program.saved_residual_bytes) if program else None,
-        remat=program.remat if program else "none",
+        devices=facts.devices,
+        peak_bytes=facts.peak_bytes,
+        **dataclasses.asdict(shown),
+        argument_provenance=facts.argument_provenance,
+        saved_residual_bytes=known(known_before.saved_residual_bytes),
+        remat=known_before.remat,
         forward_flops=modelled.forward if modelled else None,
         asked_recompute_flops=modelled.recompute if modelled else None,
-        fits="no",
-        fits_reason=f"the compiler refused it: it {wants} the {format_bytes(available)} of a device",
-        capacity_bytes=available,
+        flops=made.flops.flops if made.flops else None,
+        recompute_flops=recompute,
+        step_seconds=time.seconds if time else None,
+        step_time=time,
+        fits=facts.fits,
+        fits_reason=facts.fits_reason,
+        capacity_bytes=facts.capacity_bytes,
         warnings=tuple(dict.fromkeys(messages)),
+        **details,
     )
 
 
-def build_report(
-    compiled, *, name: str, target: Target, program: Program | None = None, notes: tuple[str, ...] = ()
-) -> MemoryReport:
-    """The report of a compiled program; `program` tells what was known before compiling it."""
-    devices = used_devices(compiled)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Facts:
+    """What the compiler says of memory, and the verdict."""
+
+    devices: int
+    memory: MemoryBytes
+    argument_provenance: str
+    peak_bytes: int | None
+    capacity_bytes: int | None
+    fits: Fits
+    fits_reason: str
+    notes: tuple[str, ...]
+
+
+def _accepted(made: CompiledProgram, name: str, target: Target) -> _Facts:
+    devices = used_devices(made.compiled)
     backend = devices[0].platform if devices else target.platform
     if backend != target.platform:
         raise InputError(
@@ -96,63 +114,54 @@ def build_report(
             do="Pass the function and its arguments, or leave target out.",
         )
     count = max(len(devices), 1)
-    memory = read_memory(compiled)
-    arguments = argument_bytes(compiled)
-    modelled = known(program.modelled_flops) if program else None
-    text = _hlo_text(compiled)
-    flops, flop_notes = _compiled_flops(text)
-    chip_notes = check_runs(text, target.chip) if target.chip and text else ()
-    recompute = _recomputed(flops, modelled, count)
+    memory, arguments = read_memory(made.compiled), argument_bytes(made.compiled)
     capacity = target.memory_bytes
     if capacity is not None and backend == "cpu":
         capacity //= count  # virtual CPU devices share the machine's memory
     peak = _peak(memory, backend)
     expected = arguments.total if arguments else None
-    scratch = unknown_scratch_bytes(text or "", target.chip)
+    scratch = unknown_scratch_bytes(made.text or "", target.chip)
     fits, reason = judge_fit(peak, capacity, at_least_bytes=expected, scratch_bytes=scratch)
-    shown = memory or MemoryBytes(argument_bytes=expected)
-    messages = [
-        *target.notes,
-        *(_CPU_NOTES if backend == "cpu" else ()),
-        *(_unavailable(backend) if memory is None else ()),
-        *notes,
-        *(program.notes if program else ()),
-        *_donation(memory, arguments),
-        *chip_notes,
-        *(modelled.notes if modelled else ()),
-        *flop_notes,
-        *_merged(recompute, modelled, count),
-        *_devices(count),
-    ]
-    return MemoryReport(
-        name=name,
-        target=target.name,
-        backend=backend,
-        jax_version=jax.__version__,
+    chip_notes = check_runs(made.text, target.chip) if target.chip and made.text else ()
+    return _Facts(
         devices=count,
-        peak_bytes=peak,
-        compiler_peak_bytes=shown.compiler_peak_bytes,
-        argument_bytes=shown.argument_bytes,
-        output_bytes=shown.output_bytes,
-        temp_bytes=shown.temp_bytes,
-        alias_bytes=shown.alias_bytes,
-        host_argument_bytes=shown.host_argument_bytes,
-        host_output_bytes=shown.host_output_bytes,
-        host_temp_bytes=shown.host_temp_bytes,
-        host_alias_bytes=shown.host_alias_bytes,
-        generated_code_bytes=shown.generated_code_bytes,
+        memory=memory or MemoryBytes(argument_bytes=expected),
         argument_provenance="compiled" if memory else "modelled",
-        saved_residual_bytes=known(program.saved_residual_bytes) if program else None,
-        remat=program.remat if program else "none",
-        forward_flops=modelled.forward if modelled else None,
-        asked_recompute_flops=modelled.recompute if modelled else None,
-        flops=flops.flops if flops else None,
-        recompute_flops=recompute,
+        peak_bytes=peak,
+        capacity_bytes=capacity,
         fits=fits,
         fits_reason=reason,
-        capacity_bytes=capacity,
-        warnings=tuple(dict.fromkeys(messages)),
+        notes=(
+            *(_CPU_NOTES if backend == "cpu" else ()),
+            *(_unavailable(backend) if memory is None else ()),
+            *_donation(memory, arguments),
+            *chip_notes,
+        ),
     )
+
+
+def _refused(made: CompiledProgram, target: Target) -> _Facts:
+    """Of a program that its compiler refused for lack of memory; the assignment that it had made by then is told."""
+    error, placed = made.refusal, made.assigned_bytes
+    assert error is not None
+    available = error.available_bytes or target.memory_bytes
+    needed = max(filter(None, (error.needed_bytes, placed.sum_bytes if placed else None)), default=None)
+    wants = f"needs {format_bytes(needed)}, which exceeds" if needed is not None else "needs more than"
+    what = "where it would have put its buffers, no code" if placed else "nothing but what the program needs"
+    return _Facts(
+        devices=target.device_count,
+        memory=placed or MemoryBytes(compiler_peak_bytes=needed),
+        argument_provenance="compiled",
+        peak_bytes=needed,
+        capacity_bytes=available,
+        fits="no",
+        fits_reason=f"the compiler refused it: it {wants} the {format_bytes(available)} of a device",
+        notes=(f"The compiler stopped for lack of memory: it told {what}.",),
+    )
+
+
+def _nothing():
+    raise AssertionError("a compiled program is not lowered again")
 
 
 def _peak(memory: MemoryBytes | None, backend: str) -> int | None:
@@ -162,24 +171,8 @@ def _peak(memory: MemoryBytes | None, backend: str) -> int | None:
     return max(total, memory.compiler_peak_bytes or 0)
 
 
-def _hlo_text(compiled) -> str | None:
-    try:
-        return compiled.as_text()
-    except Exception:  # a backend that keeps its program to itself
-        return None
-
-
-def _compiled_flops(text: str | None) -> tuple[HloFlops | None, tuple[str, ...]]:
-    if not text:
-        return None, ("Compiled FLOPs are unavailable: this backend does not show its program.",)
-    try:
-        flops = hlo_flops(text)
-    except ValueError as error:
-        return None, (f"Compiled FLOPs are unavailable: {error}.",)
-    return flops, flops.notes
-
-
-def _recomputed(flops: HloFlops | None, modelled: JaxprFlops | None, devices: int) -> int | None:
+def _recomputed(made: CompiledProgram, modelled: JaxprFlops | None, devices: int) -> int | None:
+    flops = made.flops
     if flops is None:
         return None
     if modelled is None or devices > 1:

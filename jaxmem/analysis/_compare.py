@@ -44,7 +44,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """`{"rows": [...], "target": ..., "provenance": ..., "versions": {...}}`."""
         return {
-            "rows": [row.to_dict() for row in self.rows],
+            "rows": [row.to_dict(details=False) for row in self.rows],
             "target": self.target,
             "provenance": self.provenance,
             "versions": dict(self.versions),

@@ -50,8 +50,8 @@ class HloFlops:
     notes: tuple[str, ...] = ()
 
 
-def hlo_flops(text: str) -> HloFlops:
-    """FLOPs of the optimised HLO in `text` (`Compiled.as_text()`); a pure function, linear in its length.
+def hlo_flops(text: str | Module) -> HloFlops:
+    """FLOPs of the optimised HLO in `text` (`Compiled.as_text()`, or parsed); a pure function, linear in its length.
 
     Of a conditional the costliest branch counts, and a loop whose trip count depends on data counts once:
     `notes` says so, and names custom calls that are not counted.
@@ -59,7 +59,7 @@ def hlo_flops(text: str) -> HloFlops:
     Raises:
       ValueError: the text has no entry computation.
     """
-    module = parse_hlo(text)
+    module = parse_hlo(text) if isinstance(text, str) else text
     if module.entry is None:
         raise ValueError("HLO text without an ENTRY computation")
     counter = _Counter(module)

@@ -27,6 +27,7 @@ class Program:
       plain_residual_bytes: the same with remat "none": `compare` refuses a remat setting for which
         the two are equal.
       remat: name of the rematerialisation setting.
+      kind_of: kind of an argument from its path ("state.params['w']"), one of `KINDS`.
       notes: sentences for the report's warnings.
     """
 
@@ -37,6 +38,7 @@ class Program:
     saved_residual_bytes: int | Callable[[], int | None] | None = None
     plain_residual_bytes: int | Callable[[], int | None] | None = None
     remat: str = "none"
+    kind_of: Callable[[str], str] | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod

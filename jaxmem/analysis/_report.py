@@ -5,8 +5,11 @@ import json
 from typing import Any
 
 from jaxmem.analysis._fits import Fits
+from jaxmem.analysis._records import Buffer, DonationMiss, Finding, LayerBytes, StepTime, Timeline
 from jaxmem.analysis._units import format_bytes, format_flops
 
+SCHEMA = "jaxmem.report/1"
+_DETAILS = ("by_layer", "buffers", "timeline")
 _MODELLED = ("saved_residual_bytes", "forward_flops", "asked_recompute_flops")
 _COMPILED = (
     "peak_bytes",
@@ -52,9 +55,20 @@ class MemoryReport:
       asked_recompute_flops: those that the trace asks to compute again, over all devices.
       flops: all of the compiled program's, loops multiplied out, per device.
       recompute_flops: those that the compiled program really computes again, per device.
-      step_seconds: time of a step; None, since nothing is run.
+      step_seconds: estimated time of a call, that of `step_time`; None where nothing is known of the chip.
+      step_time: how the estimate came about.
       fits: "yes", "no" or "uncertain", and `fits_reason` with the reserve assumed.
       capacity_bytes: memory of one device of the target.
+      buffer_provenance: where all that follows is from: "compiled", the compiler's own buffers, or "modelled" where
+        they had to be worked out from its program.
+      by_kind: (kind, bytes) pairs at the peak, largest first; they sum to `peak_bytes`. Empty where the
+        compiler does not show its buffers.
+      by_layer: bytes at the peak by layer and kind, largest first.
+      buffers: those alive at the peak, largest first.
+      timeline: live bytes over the schedule.
+      padding_bytes: of the buffers at the peak: bytes that hold nothing.
+      donation_misses: donated leaves that no output could reuse.
+      findings: what costs bytes without need, and the cure, largest first.
       warnings: sentences on what these numbers do not show.
     """
 
@@ -86,22 +100,38 @@ class MemoryReport:
     fits: Fits
     fits_reason: str
     capacity_bytes: int | None = None
+    step_time: StepTime | None = None
+    buffer_provenance: str = "compiled"
+    by_kind: tuple[tuple[str, int], ...] = ()
+    by_layer: tuple[LayerBytes, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
+    timeline: Timeline | None = None
+    padding_bytes: int | None = None
+    donation_misses: tuple[DonationMiss, ...] = ()
+    findings: tuple[Finding, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
     def provenances(self) -> dict[str, str]:
         """Where each number is from: "compiled" or "modelled"."""
         origins = {**dict.fromkeys(_COMPILED, "compiled"), **dict.fromkeys(_MODELLED, "modelled")}
-        return {**origins, "argument_bytes": self.argument_provenance}
+        buffers = dict.fromkeys(("by_kind", "padding_bytes"), self.buffer_provenance)
+        return {**origins, "argument_bytes": self.argument_provenance, "step_seconds": "modelled", **buffers}
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON-ready values, and `provenances`."""
-        fields = dataclasses.asdict(self)
-        return {**fields, "warnings": list(self.warnings), "provenances": self.provenances}
+    def to_dict(self, *, details: bool = True) -> dict[str, Any]:
+        """The fields as JSON-ready values, `provenances`, and the name of the `schema`.
+
+        Args:
+          details: whether to hold the buffers, layers and timeline too, which may be many.
+        """
+        names = [f.name for f in dataclasses.fields(self) if details or f.name not in _DETAILS]
+        fields = {name: _plain(getattr(self, name)) for name in names}
+        return {"schema": SCHEMA, **fields, "by_kind": dict(self.by_kind), "provenances": self.provenances}
 
     def to_json(self) -> str:
-        """`to_dict` as indented JSON."""
-        return json.dumps(self.to_dict(), indent=2)
+        """`to_dict` as JSON, a line a field."""
+        fields = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in self.to_dict().items()]
+        return "{\n" + ",\n".join(fields) + "\n}"
 
     def __str__(self) -> str:
         lines = [f"{self.name} on {self.target} ({self.backend}, jax {self.jax_version})"]
@@ -112,3 +142,11 @@ class MemoryReport:
                 lines.append(f"  {name} = {text} ({self.provenances[name]})")
         lines.append(f"  fits = {self.fits}: {self.fits_reason}")
         return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
+
+
+def _plain(value: Any) -> Any:
+    """Records as dictionaries, tuples as lists; (kind, bytes) pairs as a dictionary."""
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {**fields, "by_kind": dict(value.by_kind)} if "by_kind" in fields else fields
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

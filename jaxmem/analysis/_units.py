@@ -27,3 +27,17 @@ def format_flops(value: int | None) -> str:
         if abs(value) >= size:
             return f"{value / size:.2f} {unit}FLOP"
     return f"{value} FLOP"
+
+
+def format_seconds(value: float | None) -> str:
+    """Seconds in µs, ms or s; a dash where unknown.
+
+    >>> format_seconds(0.2056), format_seconds(None)
+    ('205.6 ms', '-')
+    """
+    if value is None:
+        return "-"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value / 1e-6:.4g} µs"

@@ -7,7 +7,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from jaxmem.analysis import Comparison, MemoryReport, format_bytes, format_flops
+from jaxmem.analysis import Comparison, MemoryReport, format_bytes, format_flops, format_seconds
 
 _Cell = Callable[[MemoryReport], str]
 
@@ -38,7 +38,10 @@ _LINES: tuple[tuple[str, _Cell], ...] = (
     ("forward*", lambda r: format_flops(r.forward_flops)),
     ("whole program", lambda r: format_flops(r.flops)),
     ("recomputed", lambda r: format_flops(r.recompute_flops)),
+    ("time of a step (estimate)", lambda r: format_seconds(r.step_seconds)),
 )
+
+_BAR, _SHOWN_SHARE, _LARGEST, _FINDINGS = 30, 0.005, 8, 5
 
 _FITS_STYLE = {"yes": "green", "no": "red", "uncertain": "yellow"}
 
@@ -64,6 +67,10 @@ def render_report(report: MemoryReport) -> Group:
     return Group(
         _title(f"{report.name} - target {report.target}", [report]),
         table,
+        *_kinds(report),
+        *_largest(report),
+        *_findings(report),
+        Text(),
         verdict,
         *_notes([report]),
     )
@@ -113,6 +120,71 @@ class _Columns:
             cells = [Text(cell(row), style=_FITS_STYLE.get(cell(row), "")) for _, cell in columns]
             table.add_row(Text(row.name), *cells)
         return table
+
+
+def _kinds(report: MemoryReport) -> list:
+    """The peak by kind, with a bar."""
+    if not report.by_kind:
+        return []
+    total = sum(size for _, size in report.by_kind) or 1
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    small = sum(size for _, size in report.by_kind if size < _SHOWN_SHARE * total)
+    rows = [(kind, size) for kind, size in report.by_kind if size >= _SHOWN_SHARE * total]
+    for kind, size in [*rows, ("others", small)] if small else rows:
+        bar = "█" * round(_BAR * size / total)
+        table.add_row(kind.replace("_", " "), format_bytes(size), f"{size / total:.0%}", Text(bar, style="cyan"))
+    return [Text("\nat the peak", style="bold"), table]
+
+
+def _largest(report: MemoryReport) -> list:
+    """The buffers at the peak that take most, those of one operation together."""
+    groups: dict[tuple, list[int]] = {}
+    for b in report.buffers:
+        if b.op not in ("parameter", "output"):
+            groups.setdefault((b.kind, b.phase, b.layer, b.op, b.source), []).append(b.size_bytes)
+    if not groups:
+        return []
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for heading, justify in (
+        ("bytes", "right"),
+        ("kind", "left"),
+        ("layer", "left"),
+        ("op", "left"),
+        ("source", "left"),
+    ):
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=heading == "bytes")
+    largest = sorted(groups.items(), key=lambda item: -sum(item[1]))[:_LARGEST]
+    for (kind, phase, layer, op, source), sizes in largest:
+        many = f" × {len(sizes)}" if len(sizes) > 1 else ""
+        table.add_row(
+            format_bytes(sum(sizes)),
+            kind.replace("_", " "),
+            Text(layer or "-"),
+            Text(f"{op}{many}"),
+            Text(source or phase),
+        )
+    return [Text("\nlargest temporaries at the peak", style="bold"), table]
+
+
+def _findings(report: MemoryReport) -> list:
+    if not report.findings:
+        return []
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in report.findings[:_FINDINGS]:
+        about = "about " if finding.estimated else ""
+        table.add_row(
+            Text(f"{about}{format_bytes(finding.size_bytes)}", style="yellow"),
+            Text.assemble(finding.title, (f"\n→ {finding.cure}", "dim")),
+        )
+    more = len(report.findings) - _FINDINGS
+    rest = [Text(f"and {more} more: --json or --html shows them", style="dim")] if more > 0 else []
+    return [Text("\nwhat costs bytes", style="bold"), table, *rest]
 
 
 def _title(text: str, rows: Sequence[MemoryReport]) -> Text:

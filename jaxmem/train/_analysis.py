@@ -2,7 +2,7 @@
 
 import warnings
 
-from jaxmem.analysis import MemoryReport, Program, analyze, analyze_program, as_program, compare
+from jaxmem.analysis import MemoryReport, Program, analyze, analyze_program, as_program, compare, kinds_by_path
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import RematWarning, WorkloadError
 from jaxmem.targets import Target, on_target, resolve_target
@@ -13,6 +13,10 @@ __all__ = ["analyze", "compare"]
 
 _NOT_EVIDENCED = (
     "Offload is not evidenced here: XLA:CPU keeps host and device values in one memory, and counts neither."
+)
+
+_KIND_OF = kinds_by_path(
+    {"state": "state", "state.params": "parameters", "state.opt_state": "optimizer_state", "batch": "batch"}
 )
 
 
@@ -64,5 +68,6 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
         saved_residual_bytes=step.residual_bytes,
         plain_residual_bytes=plain_residual_bytes,
         remat=str(policy),
+        kind_of=_KIND_OF,
         notes=(*notes, *seen),
     )

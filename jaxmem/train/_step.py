@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxmem import accumulate, precision, remat
+from jaxmem._scopes import OPTIMIZER_SCOPE
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import (
     ConfigError,
@@ -240,13 +241,15 @@ class TrainStep:
         )(trainable, batch, rng=jax.random.fold_in(state.rng, state.window), state=state.state)
         # Optimizers that adapt to the loss (optax.contrib.reduce_on_plateau, …) take it as `value`; others ignore it.
         update = optax.with_extra_args_support(self.workload.optimizer).update
-        updates, opt_state = update(out.grads, state.opt_state, trainable, value=out.value)
+        with jax.named_scope(OPTIMIZER_SCOPE):
+            updates, opt_state = update(out.grads, state.opt_state, trainable, value=out.value)
+            trained = optax.apply_updates(trainable, updates)
         new = TrainState(
             step=state.step + 1,
             window=state.window + 1,
             skipped=state.skipped,
             last_finite=jnp.isfinite(out.value),
-            params=merge(optax.apply_updates(trainable, updates), frozen),
+            params=merge(trained, frozen),
             opt_state=opt_state,
             state=out.state,
             loss_scale=None,

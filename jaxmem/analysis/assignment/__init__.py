@@ -1,6 +1,6 @@
 """Buffer assignments of compiled programs: from a dump, from XLA:CPU's message, or from the scheduled HLO alone."""
 
-from jaxmem.analysis.assignment._compile import compile_with_assignment
+from jaxmem.analysis.assignment._compile import BufferDump
 from jaxmem.analysis.assignment._liveness import liveness
 from jaxmem.analysis.assignment._proto import read_proto
 from jaxmem.analysis.assignment._records import Allocation, Assignment, Value
@@ -10,8 +10,8 @@ from jaxmem.analysis.assignment._types import logical_bytes, padded_bytes
 __all__ = [
     "Allocation",
     "Assignment",
+    "BufferDump",
     "Value",
-    "compile_with_assignment",
     "liveness",
     "logical_bytes",
     "padded_bytes",

@@ -4,7 +4,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,14 @@ from jaxmem.analysis.assignment._proto import read_proto
 from jaxmem.analysis.assignment._records import Assignment
 from jaxmem.analysis.assignment._text import read_text
 
+# CPU and GPU put the chip in front: "sm_9.0a_gpu_after_optimizations-...".
 _BUFFERS = "after_optimizations-buffer-assignment.txt"
 _RANGES = "after_optimizations-live-range.txt"
 _FLAG = re.compile(r"--xla_dump_to=(\"[^\"]*\"|'[^']*'|\S+)")
 
 
-def compile_with_assignment(
-    lowered: Any, compiler_options: Mapping[str, Any] | None = None, *, platform: str
-) -> tuple[Any, Assignment]:
-    """Compiles, and reads where every value lies.
+class BufferDump:
+    """A context in which to compile with `options`, and from which to read where the compiler put every value.
 
     On CPU the compiled program carries its assignment. A GPU's and a TPU's compiler write theirs to a temporary
     folder, which is removed whatever happens; where the user asks for a dump (`xla_dump_to` among the options or in
@@ -29,26 +28,57 @@ def compile_with_assignment(
     assignment is worked out from the HLO: its `source` is "liveness".
 
     Args:
-      lowered: a `jax.stages.Lowered`.
-      compiler_options: XLA's.
+      compiler_options: XLA's, as the user gives them.
       platform: of the compiler: "cpu", "gpu" (or "cuda", "rocm") or "tpu".
-
-    Returns:
-      (`jax.stages.Compiled`, `Assignment`).
-
-    Raises:
-      Whatever the compiler raises.
     """
-    options = dict(compiler_options or {})
-    platform = "gpu" if platform in ("cuda", "rocm") else platform
-    if platform == "cpu":
-        compiled = lowered.compile(compiler_options=options or None)
-        return compiled, _from_program(compiled, platform)
-    with _dump_folder(options) as folder:
-        before = set(folder.glob(f"*{_BUFFERS}")) if folder else set()
-        compiled = lowered.compile(compiler_options=options)
-        assignment = _from_dump(folder, before, _module_name(compiled), platform) if folder else None
-    return compiled, assignment or _from_program(compiled, platform)
+
+    def __init__(self, compiler_options: Mapping[str, Any] | None = None, *, platform: str):
+        self.options = dict(compiler_options or {})
+        self.platform = "gpu" if platform in ("cuda", "rocm") else platform
+        self._folder: Path | None = None
+        self._before: set[Path] = set()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "BufferDump":
+        if self.platform != "cpu":
+            self._folder = self._stack.enter_context(_dump_folder(self.options))
+            self._before = self._files()
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self._stack.close()
+
+    def of(self, compiled: Any, text: str | None) -> Assignment | None:
+        """The assignment of what was compiled within; `text` is its HLO. None where nothing tells."""
+        if self._folder is not None:
+            found = self._newest(_module_name(compiled))
+            if found is not None:
+                return read_text(found.read_text(), _ranges_of(found).read_text(), platform=self.platform)
+        return _from_program(compiled, text, self.platform)
+
+    def refused(self) -> tuple[str, Assignment] | None:
+        """The optimised HLO and the assignment of a program that the compiler refused after it had placed its values.
+
+        So does a TPU's where they do not fit.
+        """
+        found = self._newest("") if self._folder is not None else None
+        if found is None:
+            return None
+        text = found.with_name(found.name.removesuffix(_BUFFERS) + "after_optimizations.txt")
+        if not text.exists():
+            return None
+        assignment = read_text(found.read_text(), _ranges_of(found).read_text(), platform=self.platform)
+        return text.read_text(), assignment
+
+    def _files(self) -> set[Path]:
+        return set(self._folder.glob(f"*{_BUFFERS}")) if self._folder else set()
+
+    def _newest(self, module: str) -> Path | None:
+        """The new file of the module: of several, as a compiler may write for its parts, the largest."""
+        files = self._files() - self._before
+        files = {path for path in files if f".{module}." in path.name} or files
+        files = {path for path in files if _ranges_of(path).exists()}
+        return max(files, key=lambda path: path.stat().st_size, default=None)
 
 
 @contextmanager
@@ -56,7 +86,7 @@ def _dump_folder(options: dict[str, Any]) -> Iterator[Path | None]:
     """The folder of the dump, which is entered into the options; None where the user's dump goes to no folder."""
     flag = _FLAG.search(os.environ.get("XLA_FLAGS", ""))
     theirs = options.get("xla_dump_to") or (flag.group(1).strip("\"'") if flag else "")
-    # A dump in another format alone, as by xla_dump_hlo_as_proto, would lack the two texts.
+    # A dump in another format alone, as by xla_dump_hlo_as_proto, would lack the texts.
     options["xla_dump_hlo_as_text"] = True
     if theirs:
         yield None if theirs in ("-", "sponge") else Path(theirs)
@@ -70,26 +100,19 @@ def _module_name(compiled: Any) -> str:
     return compiled.runtime_executable().hlo_modules()[0].name
 
 
-def _from_dump(folder: Path, before: set[Path], name: str, platform: str) -> Assignment | None:
-    """What the newest files of the module say: of several, as a compiler may write for its parts, the largest."""
-    files = [path for path in folder.glob(f"*{_BUFFERS}") if path not in before]
-    files = [path for path in files if f".{name}." in path.name] or files
-    files = [path for path in files if _ranges_of(path).exists()]
-    if not files:
-        return None
-    path = max(files, key=lambda path: path.stat().st_size)
-    return read_text(path.read_text(), _ranges_of(path).read_text(), platform=platform)
-
-
 def _ranges_of(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(_BUFFERS) + _RANGES)
 
 
-def _from_program(compiled: Any, platform: str) -> Assignment:
+def _from_program(compiled: Any, text: str | None, platform: str) -> Assignment | None:
     """From XLA:CPU's message if there is one, else from the HLO."""
-    text = compiled.as_text()
-    serialized = getattr(compiled.memory_analysis(), "serialized_buffer_assignment_proto", b"")
-    if serialized:
+    if not text:
+        return None
+    try:
+        serialized = compiled.memory_analysis().serialized_buffer_assignment_proto
         module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    except Exception:  # each backend raises its own "unimplemented"
+        serialized, module = b"", b""
+    if serialized:
         return read_proto(serialized, module, text)
     return liveness(text, platform=platform)

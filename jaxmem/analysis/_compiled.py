@@ -1,0 +1,116 @@
+"""What a compiler made of a program, or had made of it when it refused: HLO, buffers, FLOPs; each read once."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxmem.analysis._details import details
+from jaxmem.analysis._hlo import Module, parse_hlo
+from jaxmem.analysis._hlo_flops import HloFlops, hlo_flops
+from jaxmem.analysis._memory import MemoryBytes
+from jaxmem.analysis.assignment import Assignment, BufferDump
+from jaxmem.errors import DoesNotFitError
+from jaxmem.targets import Target, compile_lowered
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CompiledProgram:
+    """A compiled program, or a refused one.
+
+    Args:
+      compiled: a `jax.stages.Compiled`; None where the compiler refused it for lack of memory.
+      refusal: why; None where it compiled.
+      platform: of the compiler.
+      text: the optimised, scheduled HLO; None where the backend keeps it to itself.
+      assignment: where each buffer lies; None where nothing tells.
+    """
+
+    compiled: Any = None
+    refusal: DoesNotFitError | None = None
+    platform: str
+    text: str | None = None
+    assignment: Assignment | None = None
+
+    @functools.cached_property
+    def module(self) -> Module | None:
+        """The HLO, parsed; None where there is none, or none that can be read."""
+        module = parse_hlo(self.text) if self.text else None
+        return module if module is not None and module.entry else None
+
+    @functools.cached_property
+    def _flops(self) -> tuple[HloFlops | None, tuple[str, ...]]:
+        if not self.text:
+            return None, ("Compiled FLOPs are unavailable: this backend does not show its program.",)
+        try:
+            flops = hlo_flops(self.module or self.text)
+        except ValueError as error:
+            return None, (f"Compiled FLOPs are unavailable: {error}.",)
+        return flops, flops.notes
+
+    @property
+    def flops(self) -> HloFlops | None:
+        """Of the optimised HLO."""
+        return self._flops[0]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be read, and what it does not show."""
+        return self._flops[1]
+
+    @property
+    def assigned_bytes(self) -> MemoryBytes | None:
+        """Bytes from the assignment, for a program without a memory analysis."""
+        if self.assignment is None:
+            return None
+        sizes = self.assignment.bytes_by_kind()
+        aliased = sum(a.size_bytes for a in self.assignment.allocations if a.kind == "parameter" and a.live_out)
+        return MemoryBytes(
+            argument_bytes=sizes.get("parameter", 0),
+            output_bytes=sizes.get("output", 0) + aliased,
+            temp_bytes=sizes.get("temp", 0),
+            alias_bytes=aliased,
+            host_temp_bytes=self.assignment.host_temp_bytes,
+        )
+
+    def details(
+        self, peak_bytes: int | None, code_bytes: int | None, kind_of: Callable[[str], str] | None
+    ) -> dict[str, Any]:
+        """The fields of a report that come from the buffers; none where nothing tells of them."""
+        if self.module is None or self.text is None or self.assignment is None:
+            return {}
+        return details(
+            self.compiled,
+            self.assignment,
+            self.module,
+            self.text,
+            peak_bytes=peak_bytes,
+            code_bytes=code_bytes,
+            backend=self.platform,
+            kind_of=kind_of,
+        )
+
+
+def compile_program(lowered, target: Target, compiler_options: Mapping[str, Any] | None = None) -> CompiledProgram:
+    """Compiles `lowered` for `target`; options of the program's own win over the target's.
+
+    A compiler that refuses for lack of memory has placed the buffers by then: what it dumped is read.
+    """
+    with BufferDump(compiler_options, platform=target.platform) as dump:
+        try:
+            compiled = compile_lowered(lowered, target, dump.options)
+        except DoesNotFitError as error:
+            found = dump.refused()
+            text, assignment = found if found else (None, None)
+            return CompiledProgram(refusal=error, platform=target.platform, text=text, assignment=assignment)
+        return read_compiled(compiled, target.platform, dump)
+
+
+def read_compiled(compiled, platform: str, dump: BufferDump | None = None) -> CompiledProgram:
+    """A program that is compiled already; without a `dump` its buffers come from itself or from its HLO."""
+    try:
+        text = compiled.as_text()
+    except Exception:  # a backend that keeps its program to itself
+        text = None
+    assignment = (dump or BufferDump(platform=platform)).of(compiled, text)
+    return CompiledProgram(compiled=compiled, platform=platform, text=text, assignment=assignment)

@@ -1,0 +1,102 @@
+"""What kind of bytes a buffer holds: parameters, gradients, activations, …"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+from jaxmem._scopes import ACCUMULATE_SCOPE
+from jaxmem.analysis._hlo import Instruction, Module, parse_shape
+from jaxmem.analysis.attribution._origin import Origin
+from jaxmem.analysis.attribution._scopes import Scope
+
+_COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+_FLOATS = re.compile(r"^(bf16|f16|f32|f64|f8\w*)\[")
+_SCRATCH = re.compile(r"^[us]8\[\d*\]")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Argument:
+    """One parameter of the compiled program.
+
+    Args:
+      path: as JAX names it, "state.params['embed']['embedding']"; the HLO name where it has none.
+      kind: one of `KINDS`.
+      type: the HLO type, per device.
+    """
+
+    path: str
+    kind: str
+    type: str
+
+
+def program_arguments(module: Module, kind_of: Callable[[str], str]) -> dict[int, Argument]:
+    """The parameters of the module's entry by their number; `kind_of` tells a path's kind."""
+    entry = module.computations.get(module.entry or "")
+    found = {}
+    for instruction in entry.instructions.values() if entry else ():
+        if instruction.opcode == "parameter" and instruction.literal.isdigit():
+            path = instruction.op_name.replace("\\'", "'").replace('\\"', '"') or instruction.name
+            found[int(instruction.literal)] = Argument(path=path, kind=kind_of(path), type=instruction.type)
+    return found
+
+
+class Kinds:
+    """Tells the kind of a temporary from where it was computed and from its shape.
+
+    A value of the backward pass that has a parameter's shape, or that of one layer's slice of it, is a
+    gradient. Where no argument is declared as a parameter, floating-point arguments are taken for that.
+    """
+
+    def __init__(self, arguments: dict[int, Argument]):
+        declared = [a for a in arguments.values() if a.kind == "parameters"]
+        floats = [a for a in arguments.values() if a.kind == "arguments" and _FLOATS.match(a.type)]
+        self.paths: dict[tuple[int, ...], list[str]] = {}
+        for argument in declared or floats:
+            shape = parse_shape(argument.type)
+            if len(shape) >= 1:
+                self.paths.setdefault(shape, []).append(argument.path)
+        self.slices = {shape[1:] for shape in self.paths if len(shape) > 2}
+        self.arguments = {argument.path: argument for argument in arguments.values()}
+
+    def of(self, instruction: Instruction | None, found: Origin | None, scope: Scope | None, type_: str) -> str:
+        """Kind of a temporary: its own instruction, its origin and scope, and its HLO type."""
+        if instruction is not None and instruction.opcode.startswith(_COLLECTIVES):
+            return "collectives"
+        if instruction is not None and instruction.opcode == "custom-call" and _SCRATCH.match(type_):
+            return "workspace"
+        if found is None or scope is None:
+            return "unattributed"
+        origin = found.instruction
+        if origin.opcode == "parameter":
+            path = origin.op_name.replace("\\'", "'") or origin.name
+            argument = self.arguments.get(path)
+            return argument.kind if argument else "unattributed"
+        if origin.opcode.startswith(_COLLECTIVES):
+            return "collectives"
+        if ACCUMULATE_SCOPE in origin.op_name:
+            return "accumulators"
+        shape = parse_shape(type_)
+        if scope.phase in ("backward", "update") and self.is_parameter_shape(shape):
+            return "gradients"
+        return "activations"
+
+    def is_parameter_shape(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array of this shape can be a gradient: a parameter's shape, or one layer's slice of it."""
+        return shape in self.paths or (len(shape) >= 2 and shape in self.slices)
+
+    def parameter_path(self, shape: tuple[int, ...], layer: str) -> str:
+        """The parameter that a gradient of this shape in this layer belongs to; empty where several fit."""
+        paths = self.paths.get(shape, ())
+        names = [name for name in layer.split("/") if name]
+        for count in range(len(names), 0, -1):
+            fitting = [path for path in paths if all(f"'{name}'" in path for name in names[-count:])]
+            if fitting:
+                return fitting[0] if len(fitting) == 1 else ""
+        return paths[0] if len(paths) == 1 else ""
