@@ -1,14 +1,18 @@
 """Pairs of instructions that start and finish something: their results hold what they were given, too."""
 
-from jaxmem.analysis._hlo import Instruction
+from jaxmem.analysis._hlo import Instruction, Module
 from jaxmem.analysis.assignment._flow import Flow, Held, part, placed
+from jaxmem.analysis.assignment._in_place import in_place
 
 
-def asynchronous(flow: Flow, instruction: Instruction, operands: list[Held], inner: Held | None = None) -> Held:
+def asynchronous(
+    flow: Flow, module: Module, instruction: Instruction, operands: list[Held], inner: Held | None = None
+) -> Held:
     """What a `-start`, `-update` or `-done` holds.
 
     Args:
       flow: to which it is added.
+      module: that the instruction belongs to.
       instruction: for example "copy-start" or "all-gather-done".
       operands: what its operands hold.
       inner: what the root of the computation that it starts holds, if that is scheduled.
@@ -33,7 +37,13 @@ def asynchronous(flow: Flow, instruction: Instruction, operands: list[Held], inn
         passed_on |= placed(operand, 0) if alone else placed(operand, 0, number)
     for number in (inner or {}).values():
         flow.start[flow.value(number)] = position  # what it computes has no earlier moment
-    return flow.define(instruction, position, passed_on | placed(inner or {}, 1))
+    held = flow.define(instruction, position, passed_on | placed(inner or {}, 1))
+    # `fusion-start` is printed for a fusion in a computation of its own, which stays hidden.
+    for index, operand, operand_index in in_place(module, instruction._replace(opcode=name)):
+        given, result = operands[operand].get(operand_index), held.get((1, *index))
+        if given is not None and result is not None:
+            flow.share(result, given)
+    return held
 
 
 def _done(flow: Flow, instruction: Instruction, name: str, started: Held, position: int) -> Held:

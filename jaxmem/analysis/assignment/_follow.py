@@ -85,9 +85,9 @@ def _step(flow: Flow, module: Module, instruction: Instruction, arguments: list[
     if opcode in ("async-start", "call-start"):
         called = module.computations.get(instruction.attribute("calls") or "")
         inner = _run(flow, module, called, operands) if called else None
-        return asynchronous(flow, instruction, operands, inner)
+        return asynchronous(flow, module, instruction, operands, inner)
     if opcode.endswith(("-start", "-done", "-update")) or opcode == "send":
-        return asynchronous(flow, instruction, operands)
+        return asynchronous(flow, module, instruction, operands)
     position = flow.tick(instruction)
     if opcode == "get-tuple-element":
         number = int(instruction.attribute("index") or 0)

@@ -1,5 +1,6 @@
 """A buffer assignment worked out from the scheduled HLO alone, for where the compiler's own cannot be had."""
 
+import dataclasses
 import re
 
 from jaxmem.analysis._hlo import Module, parse_hlo
@@ -7,8 +8,8 @@ from jaxmem.analysis.assignment._flow import Flow
 from jaxmem.analysis.assignment._follow import follow
 from jaxmem.analysis.assignment._heap import Block, pack
 from jaxmem.analysis.assignment._ranges import live_ranges
-from jaxmem.analysis.assignment._records import Allocation, Assignment, Value
-from jaxmem.analysis.assignment._reuse import reuse
+from jaxmem.analysis.assignment._records import Allocation, AllocationKind, Assignment, Value
+from jaxmem.analysis.assignment._reuse import move_into_outputs, reuse
 from jaxmem.analysis.assignment._types import leaves, padded_bytes
 
 _ALIGNMENT = {"cpu": 64, "gpu": 256, "tpu": 512}
@@ -44,68 +45,75 @@ def liveness(hlo_text: str, *, module: Module | None = None, platform: str = "")
 def _assign(flow: Flow, module: Module, platform: str) -> Assignment:
     instructions = {i.name: i for c in module.computations.values() for i in c.instructions.values()}
     ranges = live_ranges(flow)
-    buffers: dict[int, list[int]] = {}
-    for number in range(len(flow.names)):
+    members: dict[int, list[Value]] = {}
+    for number, (name, index, text) in enumerate(zip(flow.names, flow.indices, flow.types, strict=True)):
         if number not in flow.replaced:
-            buffers.setdefault(flow.buffer(number), []).append(number)
+            value = Value(name, index, _size(text), 0, 0, text, _color(text), *ranges[name, index])
+            members.setdefault(flow.buffer(number), []).append(value)
     parameters = {
         flow.buffer(number): (parameter, index)
         for parameter, held in flow.parameters.items()
         for index, number in held.items()
     }
-    outputs = {flow.buffer(number) for number in flow.outputs.values()}
-    constants = {flow.buffer(n) for n in range(len(flow.names)) if instructions[flow.names[n]].opcode == "constant"}
-
-    def values(members: list[int], allocation: int, offset: int) -> list[Value]:
-        found = []
-        for n in members:
-            start, end = ranges[flow.names[n], flow.indices[n]]
-            size, color = _size(flow.types[n], platform), _color(flow.types[n])
-            found.append(
-                Value(flow.names[n], flow.indices[n], size, allocation, offset, flow.types[n], color, start, end)
-            )
-        return found
-
-    allocations: list[Allocation] = []
+    constants = {buffer for buffer, values in members.items() if instructions[values[0].name].opcode == "constant"}
+    outputs = {flow.buffer(number) for number in flow.outputs.values()} - parameters.keys() - constants
     blocks: dict[int, dict[int, Block]] = {}
-    for buffer, members in buffers.items():
-        size = max(_size(flow.types[n], platform) for n in members)
-        color = _color(flow.types[members[0]])
-        kept = buffer in parameters or buffer in outputs or buffer in constants
-        if not kept:
-            spans = sorted(ranges[flow.names[n], flow.indices[n]] for n in members)
-            blocks.setdefault(color, {})[buffer] = Block(size_bytes=size, spans=spans)
-            continue
-        number = len(allocations)
-        parameter, index = parameters.get(buffer, (None, ()))
-        kind = "parameter" if parameter is not None else "constant" if buffer in constants else "output"
-        allocations.append(
-            Allocation(
-                number=number,
-                size_bytes=size,
-                kind=kind,
-                parameter=parameter,
-                shape_index=index,
-                live_out=buffer in outputs,
-                color=color,
-                values=tuple(values(members, number, 0)),
-            )
-        )
+    for buffer, values in members.items():
+        if buffer not in parameters and buffer not in constants:
+            block = Block(size_bytes=max(v.size_bytes for v in values), spans=sorted((v.start, v.end) for v in values))
+            blocks.setdefault(values[0].color, {})[buffer] = block
+    places: dict[int, tuple[int, int]] = {}  # per buffer, its allocation and its offset there
+    heads: list[Allocation] = []
+    for buffer, (parameter, index) in parameters.items():
+        _add(heads, places, members, buffer, kind="parameter", parameter=parameter, shape_index=index)
+    for buffer in constants - parameters.keys():
+        _add(heads, places, members, buffer, kind="constant")
     for color, of_color in sorted(blocks.items()):
-        shared = reuse(flow, module, instructions, of_color)
-        total, offsets = pack(of_color, _ALIGNMENT.get(platform, 64))
-        number, held = len(allocations), []
-        for buffer, members in buffers.items():
-            home = shared.get(buffer, buffer)
-            if home in offsets:
-                held += values(members, number, offsets[home])
-        allocations.append(Allocation(number=number, size_bytes=total, kind="temp", color=color, values=tuple(held)))
-    return Assignment(
-        allocations=tuple(allocations), schedule=tuple(flow.schedule), source="liveness", platform=platform
+        homes = reuse(flow, module, instructions, of_color, outputs)
+        moved = move_into_outputs(of_color, outputs)
+        for buffer in outputs & of_color.keys():
+            _add(heads, places, members, buffer, kind="output")
+        temps = {buffer: block for buffer, block in of_color.items() if buffer not in outputs}
+        size, offsets = pack(temps, _ALIGNMENT.get(platform, 64))
+        places |= {buffer: (len(heads), offset) for buffer, offset in offsets.items()}
+        heads.append(Allocation(number=len(heads), size_bytes=size, kind="temp", color=color))
+        places |= {buffer: places[host] for buffer, host in moved.items()}
+        places |= {buffer: places[home] for buffer, home in homes.items()}
+    held: list[list[Value]] = [[] for _ in heads]
+    for buffer, values in members.items():
+        number, offset = places[buffer]
+        held[number] += [v._replace(allocation=number, offset_bytes=offset) for v in values]
+    live_out = {places[flow.buffer(number)][0] for number in flow.outputs.values()}
+    allocations = tuple(
+        dataclasses.replace(head, live_out=head.number in live_out, values=tuple(held[head.number])) for head in heads
     )
+    return Assignment(allocations=allocations, schedule=tuple(flow.schedule), source="liveness", platform=platform)
 
 
-def _size(type_text: str, platform: str) -> int:
+def _add(
+    heads: list[Allocation],
+    places: dict[int, tuple[int, int]],
+    members: dict[int, list[Value]],
+    buffer: int,
+    kind: AllocationKind,
+    parameter: int | None = None,
+    shape_index: tuple[int, ...] = (),
+) -> None:
+    """An allocation for one buffer."""
+    number, values = len(heads), members[buffer]
+    places[buffer] = (number, 0)
+    head = Allocation(
+        number=number,
+        size_bytes=max(v.size_bytes for v in values),
+        kind=kind,
+        parameter=parameter,
+        shape_index=shape_index,
+        color=values[0].color,
+    )
+    heads.append(head)
+
+
+def _size(type_text: str) -> int:
     """Bytes of a value; a tuple is a table of pointers."""
     if type_text.startswith("("):
         return _POINTER_BYTES * sum(len(index) == 1 for index, _ in leaves(type_text))

@@ -1,10 +1,11 @@
 """Operands that die in an elementwise instruction, whose result takes their place."""
 
+import bisect
 import itertools
 
 from jaxmem.analysis._hlo import Computation, Instruction, Module
 from jaxmem.analysis.assignment._flow import Flow
-from jaxmem.analysis.assignment._heap import Block
+from jaxmem.analysis.assignment._heap import Block, overlap
 
 _ELEMENTWISE = frozenset(
     """abs add and atan2 bitcast bitcast-convert cbrt ceil clamp clz compare complex convert copy cosine divide erf
@@ -12,11 +13,17 @@ _ELEMENTWISE = frozenset(
     or popcnt power real reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select shift-left
     shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh xor""".split()
 )
+_TRIES = 32  # of hundreds of outputs that are as large, these are tried
 _COPIES = ("copy", "bitcast")  # alone they move nothing over itself
 
 
-def reuse(flow: Flow, module: Module, instructions: dict[str, Instruction], blocks: dict[int, Block]) -> dict[int, int]:
-    """Merges blocks where a result may take a dying operand's place; returns the block that each merged one is in."""
+def reuse(
+    flow: Flow, module: Module, instructions: dict[str, Instruction], blocks: dict[int, Block], outputs: set[int]
+) -> dict[int, int]:
+    """Merges blocks where a result may take a dying operand's place; returns the block that each merged one is in.
+
+    `blocks` loses the merged ones. Those of `outputs` stay, and are merged with temporaries only.
+    """
     positions = {name: position for position, name in enumerate(flow.schedule)}
     merged: dict[int, int] = {}
 
@@ -36,14 +43,35 @@ def reuse(flow: Flow, module: Module, instructions: dict[str, Instruction], bloc
                 if given is None:
                     continue
                 one, other = home(given), home(result)
-                if one != other and one in blocks and other in blocks:
-                    spans = _joined(blocks[one], blocks[other], positions[name])
-                    if spans is not None:
-                        blocks[one].spans = spans
-                        del blocks[other]
-                        merged[other] = one
-                        break
+                if one == other or one not in blocks or other not in blocks or {one, other} <= outputs:
+                    continue
+                spans = _joined(blocks[one], blocks[other], positions[name])
+                if spans is not None:
+                    stays, goes = (other, one) if other in outputs else (one, other)
+                    blocks[stays].spans = spans
+                    del blocks[goes]
+                    merged[goes] = stays
+                    break
     return {buffer: home(buffer) for buffer in merged}
+
+
+def move_into_outputs(blocks: dict[int, Block], outputs: set[int]) -> dict[int, int]:
+    """Puts temporaries where an output will lie that is not there yet; returns the output's block of each.
+
+    `blocks` loses them. Largest first, each into the smallest output that is large enough, as XLA does.
+    """
+    hosts = sorted((b for b in blocks if b in outputs), key=lambda b: blocks[b].size_bytes)
+    sizes = [blocks[b].size_bytes for b in hosts]
+    moved: dict[int, int] = {}
+    for buffer in sorted((b for b in blocks if b not in outputs), key=lambda b: -blocks[b].size_bytes):
+        first = bisect.bisect_left(sizes, blocks[buffer].size_bytes)
+        for host in hosts[first : first + _TRIES]:
+            if not overlap(blocks[host], blocks[buffer]):
+                blocks[host].spans = sorted(blocks[host].spans + blocks[buffer].spans)
+                del blocks[buffer]
+                moved[buffer] = host
+                break
+    return moved
 
 
 def _joined(one: Block, other: Block, position: int) -> list[tuple[int, int]] | None:
