@@ -1,0 +1,125 @@
+// The table of buffers: searched and sorted whole, shown a page at a time, so that thousands are quick.
+"use strict";
+(function () {
+  const PAGE = 25;
+  const COLUMNS = [
+    ["buffer", "title", false],
+    ["bytes", "size_bytes", true],
+    ["padding", "padding_bytes", true],
+    ["kind", "kind", false],
+    ["layer", "layer", false],
+    ["phase", "phase", false],
+    ["op", "op", false],
+    ["shape", "shape", false],
+    ["source", "source", false],
+    ["alive", "start", true],
+  ];
+  const CLASSES = { title: "wide", layer: "wide", shape: "mono" };
+  const DETAILS = [
+    ["compiler's name", "name"], ["argument", "path"], ["saved name", "saved_name"], ["scope", "op_name"],
+    ["layout", "layout"], ["file", "source_file"], ["function", "function"],
+    ["memory", "memory_space"],
+  ];
+  const table = page.one("buffers").querySelector("table");
+  const search = page.one("buffers-search");
+  const kind = page.one("buffers-kind");
+  const all = page.one("buffers-all");
+  let rows = [];
+  let found = [];
+  let first = 0;
+  let order = null;
+  let columns = COLUMNS;
+
+  COLUMNS.forEach(([name, field, number]) => {
+    const heading = page.element("th", { scope: "col", class: number ? "number" : "" }, name);
+    table.tHead.rows[0].append(heading);
+    page.sortable(heading, (direction) => {
+      order = [field, direction];
+      find();
+    });
+  });
+
+  function load(report) {
+    const read = page.reader(report);
+    rows = Array.from({ length: report.buffers.count }, (_, i) => {
+      const row = read(i);
+      row.title = row.path || row.saved_name || row.name;
+      return row;
+    });
+    const kinds = [...new Set(rows.map((row) => row.kind))].sort();
+    kind.replaceChildren(new Option("all", ""), ...kinds.map((name) => new Option(page.label(name), name)));
+    all.parentNode.hidden = report.at_peak === rows.length;
+    // A column in which nobody has anything is left out.
+    columns = COLUMNS.filter(([, field]) => field === "start" || rows.some((row) => row[field]));
+    COLUMNS.forEach((column, i) => (table.tHead.rows[0].cells[i].hidden = !columns.includes(column)));
+  }
+
+  // All words must be somewhere in the row.
+  function matches(row, words) {
+    row.text ??= [row.name, page.label(row.kind), row.layer, row.phase, row.path, row.saved_name, row.op, row.op_name, row.source, row.function, row.shape].join("\n").toLowerCase();
+    return words.every((word) => row.text.includes(word));
+  }
+
+  function find() {
+    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    found = rows.filter((row) => (all.checked || row.at_peak) && (!kind.value || row.kind === kind.value) && matches(row, words));
+    if (order) found.sort((a, b) => page.compare(a[order[0]], b[order[0]], order[1]));
+    first = 0;
+    show();
+  }
+
+  function cell(row, [, field, number]) {
+    const td = page.element("td", { class: number ? "number" : CLASSES[field] ?? "", "data-field": field });
+    if (field === "title") {
+      const button = page.element("button", { type: "button", "aria-expanded": "false" }, row.title);
+      button.addEventListener("click", () => expand(button, row));
+      td.append(button);
+    } else if (field === "layer") {
+      td.append(...row.layer.split(/(?<=\/)/).flatMap((part) => [part, document.createElement("wbr")]));
+    } else if (field === "kind") {
+      td.append(page.element("span", { class: `swatch ${page.kindClass(row.kind)}` }), page.label(row.kind));
+    } else if (field === "start") td.append(`${row.start}–${row.end}`);
+    else if (field === "padding_bytes") td.append(row.padding_bytes ? page.bytes(row.padding_bytes) : "");
+    else td.append(field.endsWith("_bytes") ? page.bytes(row[field]) : row[field]);
+    return td;
+  }
+
+  function expand(button, row) {
+    const tr = button.closest("tr");
+    const open = button.getAttribute("aria-expanded") === "true";
+    button.setAttribute("aria-expanded", String(!open));
+    if (open) return tr.nextSibling.remove();
+    const list = page.element("dl");
+    for (const [name, field] of DETAILS) {
+      if (row[field]) list.append(page.element("dt", {}, name), page.element("dd", { class: "mono" }, row[field]));
+    }
+    list.append(page.element("dt", {}, "lies at"), page.element("dd", {}, `byte ${row.offset_bytes} of allocation ${row.allocation}`));
+    tr.after(page.element("tr", { class: "more" }, page.element("td", { colspan: columns.length }, list)));
+  }
+
+  function show() {
+    const part = found.slice(first, first + PAGE);
+    table.tBodies[0].replaceChildren(...part.map((row) => page.element("tr", {}, ...columns.map((column) => cell(row, column)))));
+    const total = found.reduce((sum, row) => sum + row.size_bytes, 0);
+    const left = page.report.left_out;
+    page.one("buffers-count").textContent =
+      (found.length ? `${first + 1}–${first + part.length} of ${found.length}, ${page.bytes(total)} together` : "No buffer matches.") +
+      (left.count ? `; ${left.count} smaller ones, ${page.bytes(left.bytes)}, are not in this file` : "");
+    page.one("buffers-back").disabled = first === 0;
+    page.one("buffers-next").disabled = first + PAGE >= found.length;
+  }
+
+  search.addEventListener("input", find);
+  kind.addEventListener("change", find);
+  all.addEventListener("change", find);
+  page.one("buffers-back").addEventListener("click", () => { first -= PAGE; show(); });
+  page.one("buffers-next").addEventListener("click", () => { first += PAGE; show(); });
+
+  let shown = null;
+  page.tables.push((report) => {
+    if (shown === report) return; // colours follow the style sheet
+    shown = report;
+    load(report);
+    find();
+  });
+})();

@@ -1,0 +1,83 @@
+// Light and dark: the style sheet has both, and the charts take their colours from it.
+"use strict";
+(function () {
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const known = new Set([...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]).map((rule) => rule.selectorText));
+  page.kindClass = function (kind) {
+    const name = `kind-${kind}`.replaceAll("_", "-");
+    return known.has(`.${name}`) ? name : "kind-unattributed";
+  };
+
+  // The colour that a custom property has now; asked of an element, since light-dark() is only resolved there.
+  page.colour = function (property, className = "") {
+    const probe = page.element("span", { class: className, style: `color: var(${property})` });
+    document.body.append(probe);
+    const colour = getComputedStyle(probe).color;
+    probe.remove();
+    return colour;
+  };
+  page.kindColour = (kind) => page.colour("--kind", page.kindClass(kind));
+
+  page.layout = function (extra) {
+    const [text, muted, line, surface] = ["--text", "--muted", "--line", "--surface"].map((name) => page.colour(name));
+    const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, tickcolor: line, automargin: true };
+    const { xaxis, yaxis, ...rest } = extra;
+    return {
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { color: muted, size: 12, family: getComputedStyle(document.body).fontFamily },
+      margin: { l: 64, r: 16, t: 24, b: 44 },
+      showlegend: false,
+      hoverlabel: { bgcolor: surface, bordercolor: muted, font: { color: text, size: 12 }, align: "left", namelength: -1 },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: text },
+      xaxis: { ...axis, ...xaxis },
+      yaxis: { ...axis, ...yaxis },
+      ...rest,
+    };
+  };
+  page.config = {
+    displaylogo: false,
+    responsive: true,
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toggleSpikelines", "hoverClosestCartesian", "hoverCompareCartesian"],
+  };
+
+  function set(theme) {
+    root.dataset.theme = theme;
+    page.one("theme").setAttribute("aria-pressed", String(theme === "dark"));
+  }
+  let chosen = null;
+  try {
+    chosen = localStorage.getItem("jaxmem-theme"); // some browsers refuse it to a file
+  } catch {
+    chosen = null;
+  }
+  page.followSystem = function () {
+    set(chosen ?? (system.matches ? "dark" : "light"));
+  };
+  page.followSystem();
+  system.addEventListener("change", () => {
+    page.followSystem();
+    page.redraw?.();
+  });
+  page.one("theme").addEventListener("click", () => {
+    chosen = root.dataset.theme === "dark" ? "light" : "dark";
+    try {
+      localStorage.setItem("jaxmem-theme", chosen);
+    } catch {
+      // The choice then lasts as long as the page.
+    }
+    set(chosen);
+    page.redraw();
+  });
+
+  // On paper everything is light, and printing does not wait.
+  addEventListener("beforeprint", () => {
+    set("light");
+    if (typeof Plotly !== "undefined") for (const draw of page.charts) draw(page.report);
+  });
+  addEventListener("afterprint", () => {
+    page.followSystem();
+    page.redraw();
+  });
+})();

@@ -1,0 +1,164 @@
+"""One self-contained HTML page of a report, a comparison or a diff, and a short piece for notebooks."""
+
+import functools
+import importlib.resources
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from jaxmem.analysis import Comparison, MemoryReport, format_bytes
+from jaxmem.errors import InputError
+from jaxmem.report._columns import report_columns
+from jaxmem.report._diff import diff
+from jaxmem.report._views import (
+    comparison_view,
+    format_change,
+    frontier_points,
+    label,
+    report_view,
+    segments,
+    style,
+)
+
+_SCRIPTS = ("page", "theme", "tables", "buffers", "layers", "timeline", "map", "frontier", "main")
+_MOST_DATA = 3_000_000  # with plotly's 4.8 MB the page stays below 8 MB
+_MOST_CHANGES = 200
+_TOP = 8
+
+
+def html_report(report: MemoryReport | Comparison, *, against: MemoryReport | None = None) -> str:
+    """A page that needs no network and no other file.
+
+    Args:
+      report: what is shown.
+      against: an earlier report; the page then begins with what grew and shrank since.
+
+    Raises:
+      InputError: neither a report nor a comparison, or a comparison against something.
+    """
+    if against is not None and not (isinstance(report, MemoryReport) and isinstance(against, MemoryReport)):
+        raise InputError(
+            wanted="two MemoryReports to tell the difference between",
+            got=f"{type(report).__name__} against {type(against).__name__}",
+            do="Pick the rows: html_report(comparison['full'], against=comparison['none']).",
+        )
+    if isinstance(report, Comparison):
+        reports, mode, title = list(report.rows), "comparison", f"{len(report.rows)} variants on {report.target}"
+    elif isinstance(report, MemoryReport):
+        reports, mode, title = [report], "report", f"{report.name} on {report.target}"
+        if against is not None:
+            reports, mode, title = [against, report], "diff", f"{report.name} against {against.name}"
+    else:
+        raise InputError(
+            wanted="a MemoryReport or a Comparison",
+            got=f"{type(report).__name__}",
+            do="Pass what jaxmem.analyze or jaxmem.compare returned.",
+        )
+    points = frontier_points(report) if isinstance(report, Comparison) else []
+    return _template("report.html.jinja").render(
+        mode=mode,
+        title=title,
+        views=[report_view(row) for row in reports],
+        comparison=comparison_view(reports) if mode == "comparison" else None,
+        diff=_diff_view(reports[0], reports[1]) if mode == "diff" else None,
+        frontier=len([point for point in points if point["peak_bytes"] is not None]) > 1,
+        selected=len(reports) - 1 if mode == "diff" else 0,
+        css=_asset("kinds.css") + _asset("report.css"),
+        scripts=[_asset(f"js/{name}.js") for name in _SCRIPTS],
+        plotly=_plotly(),
+        data=_data(reports, mode, points),
+    )
+
+
+def write_html(
+    path: str | os.PathLike, report: MemoryReport | Comparison, *, against: MemoryReport | None = None
+) -> None:
+    """Writes `html_report` to a file, in UTF-8."""
+    Path(path).write_text(html_report(report, against=against), encoding="utf-8")
+
+
+def report_fragment(report: MemoryReport | Comparison) -> str:
+    """A short piece of HTML without scripts, for a notebook: verdict, peak by kind, largest buffers."""
+    rows = list(report.rows) if isinstance(report, Comparison) else [report]
+    scale = max([*(row.peak_bytes or 0 for row in rows), 1])
+    return _template("fragment.html.jinja").render(
+        css=_asset("kinds.css") + _asset("fragment.css"),
+        items=[
+            {
+                "view": report_view(row),
+                "bar": segments(row, scale),
+                "buffers": row.buffers[:_TOP] if len(rows) == 1 else (),
+            }
+            for row in rows
+        ],
+    )
+
+
+def _diff_view(before: MemoryReport, after: MemoryReport) -> dict[str, Any]:
+    changes = diff(before, after)
+    scale = max(before.peak_bytes or 0, after.peak_bytes or 0, 1)
+    largest = max([abs(change.change_bytes) for change in changes.kinds] + [1])
+    known = before.peak_bytes is not None and after.peak_bytes is not None
+    return {
+        "change": format_change((after.peak_bytes or 0) - (before.peak_bytes or 0)) if known else "unknown",
+        "grew": (after.peak_bytes or 0) > (before.peak_bytes or 0),
+        "bars": [segments(report, scale) for report in (before, after)],
+        "kinds": changes.kinds,
+        "layers": changes.layers[:_MOST_CHANGES],
+        "buffers": changes.buffers[:_MOST_CHANGES],
+        "more": {name: max(0, len(getattr(changes, name)) - _MOST_CHANGES) for name in ("layers", "buffers")},
+        "largest": largest,
+    }
+
+
+def _data(reports: list[MemoryReport], mode: str, points: list[dict[str, Any]]):
+    """The JSON that the scripts read, safe inside a script element."""
+    from markupsafe import Markup
+
+    text = ""
+    for share in (1, 2, 4, 8, 16, 64):  # long names may need fewer rows to stay within the size
+        most = max(50, 8000 // len(reports) // share), max(400, 16000 // len(reports) // share)
+        columns = [report_columns(row, most_buffers=most[0], most_moments=most[1]) for row in reports]
+        data = {"mode": mode, "reports": columns, "frontier": points}
+        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+        if len(text) <= _MOST_DATA:
+            break
+    # "<" begins </script> and <!--; the two separators end a line in old JavaScript; surrogates have no UTF-8.
+    for raw in "<>&\u2028\u2029":
+        text = text.replace(raw, f"\\u{ord(raw):04x}")
+    return Markup(text.encode("utf-8", "replace").decode("utf-8"))
+
+
+def _template(name: str):
+    # Jinja takes 0.2 s to load, which `jaxmem analyze` without a page should not pay.
+    return _environment().get_template(name)
+
+
+@functools.cache
+def _environment():
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("jaxmem.report", "assets"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(bytes=format_bytes, change=format_change, kind=label, kind_style=style)
+    return environment
+
+
+def _asset(name: str):
+    """A style sheet or script of ours, to stand in the page as it is."""
+    from markupsafe import Markup
+
+    return Markup((importlib.resources.files("jaxmem.report") / "assets" / name).read_text(encoding="utf-8"))
+
+
+def _plotly():
+    from markupsafe import Markup
+
+    path = importlib.resources.files("plotly") / "package_data" / "plotly.min.js"
+    return Markup(path.read_text(encoding="utf-8"))

@@ -1,0 +1,100 @@
+"""A report's timeline as a Chrome trace, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+
+One position of the schedule is one microsecond: the trace shows the order of things, not their time.
+"""
+
+from typing import Any
+
+from jaxmem.analysis import MemoryReport
+from jaxmem.analysis._records import Buffer, Timeline
+from jaxmem.report._columns import in_order
+
+_PROCESS = 1
+_OPERATIONS, _LOOPS = 1, 2
+_LARGEST = 1000
+
+
+def chrome_trace(report: MemoryReport) -> dict[str, Any]:
+    """Counters of live bytes by kind, operations, loops, and the life of the largest buffers.
+
+    Returns the object that `json.dump` makes a trace file of; without a timeline it has no events
+    but the name.
+    """
+    events: list[dict[str, Any]] = [
+        _about("process_name", 0, f"{report.name} on {report.target}: schedule positions as µs"),
+    ]
+    if report.timeline is not None:
+        events += [_about("thread_name", _OPERATIONS, "operations"), _about("thread_name", _LOOPS, "loops")]
+        events += _operations(report.timeline)
+        events += _loops(report.timeline)
+        for number, buffer in enumerate(report.timeline.buffers[:_LARGEST]):
+            events += _life(number, buffer)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ns",
+        "otherData": {
+            "name": report.name,
+            "target": report.target,
+            "provenance": f"{report.provenance} by {report.backend}, jax {report.jax_version}",
+            "peak_bytes": report.peak_bytes,
+        },
+    }
+
+
+def _about(what: str, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": _PROCESS, "tid": thread, "args": {"name": name}}
+
+
+def _operations(timeline: Timeline) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    kinds = in_order(kind for moment in timeline.moments for kind, _ in moment.by_kind)
+    ends = [moment.position for moment in timeline.moments[1:]] + [timeline.length]
+    for moment, end in zip(timeline.moments, ends, strict=True):
+        # A counter keeps its last value: what is gone must be said to be 0.
+        alive = dict(moment.by_kind)
+        counter = {"ph": "C", "name": "live bytes", "pid": _PROCESS, "ts": moment.position}
+        events.append({**counter, "args": {kind: alive.get(kind, 0) for kind in kinds}})
+        if moment.op:
+            args = {"layer": moment.layer, "shape": moment.shape, "source": moment.source}
+            span = {"ts": moment.position, "dur": max(end - moment.position, 1)}
+            events.append({"ph": "X", "name": moment.op, "pid": _PROCESS, "tid": _OPERATIONS, **span, "args": args})
+    peak = {"ph": "i", "s": "g", "name": "peak", "pid": _PROCESS, "tid": _OPERATIONS, "ts": timeline.peak_position}
+    return [*events, peak]
+
+
+def _loops(timeline: Timeline) -> list[dict[str, Any]]:
+    return [
+        {
+            "ph": "X",
+            "name": loop.name if loop.trips is None else f"{loop.name} × {loop.trips}",
+            "pid": _PROCESS,
+            "tid": _LOOPS,
+            "ts": loop.start,
+            "dur": loop.end - loop.start + 1,
+            "args": {"trips": loop.trips},
+        }
+        for loop in timeline.loops
+    ]
+
+
+def _life(number: int, buffer: Buffer) -> list[dict[str, Any]]:
+    """A buffer as an asynchronous span: such may overlap."""
+    common = {
+        "cat": buffer.kind,
+        "name": buffer.path or buffer.saved_name or buffer.name,
+        "id": number,
+        "pid": _PROCESS,
+    }
+    args = {
+        "size_bytes": buffer.size_bytes,
+        "layer": buffer.layer,
+        "op": buffer.op,
+        "shape": buffer.shape,
+        "source": buffer.source,
+        "allocation": buffer.allocation,
+        "offset_bytes": buffer.offset_bytes,
+    }
+    return [
+        {"ph": "b", "tid": 0, **common, "ts": buffer.start, "args": args},
+        {"ph": "e", "tid": 0, **common, "ts": buffer.end + 1},
+    ]

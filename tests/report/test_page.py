@@ -1,0 +1,226 @@
+"""The page in a browser: it asks for nothing, says nothing, and every control does what it says."""
+
+import re
+
+import pytest
+
+from tests.report import samples
+from tests.report.conftest import drawn
+
+HOSTILE = """<script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">"'`</script>${7*7}{{7*7}}%{x} é漢🙂\u2028"""
+
+
+@pytest.fixture(scope="module")
+def page(opened):
+    return opened(samples.gpt_report(scanned=True, ops=12))
+
+
+@pytest.fixture(autouse=True)
+def silent(request):
+    """Whatever a test does on the shared page, the page neither complains nor asks for anything."""
+    yield
+    if "page" in request.fixturenames:
+        assert request.getfixturevalue("page").said == []
+
+
+def until(page, condition):
+    """Waits for a condition in the page; Playwright's own way needs eval, which the page forbids."""
+    for _ in range(200):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(50)
+    pytest.fail(f"not within 10 seconds: {condition}")
+
+
+def hover(page, chart, x, y):
+    """The text of the hover label at a place of a chart, given as shares of its size."""
+    page.locator(chart).scroll_into_view_if_needed()
+    box = page.locator(chart).bounding_box()
+    page.mouse.move(box["x"] + x * box["width"] - 3, box["y"] + y * box["height"])
+    page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=3)
+    label = page.locator(f"{chart} .hoverlayer .hovertext")
+    label.first.wait_for(timeout=10_000)
+    return " ".join(label.all_text_contents())
+
+
+def test_hovering_the_timeline_tells_what_runs(page):
+    text = hover(page, "#timeline-chart", 0.3, 0.7)
+    assert re.search(r"[\d.]+ [GM]iB alive at \d+", text)
+    assert "GPT/blocks" in text and "gpt.py:" in text and "bf16[" in text
+    assert any(op in text for op in ("dot_general", "add", "exp", "transpose", "convert_element_type", "reduce_sum"))
+
+
+def test_hovering_the_map_tells_which_buffer_lies_there(page):
+    text = hover(page, "#map-chart", 0.5, 0.79)  # the arguments, alive throughout
+    assert re.search(r"MiB (parameters|optimizer state)", text) and "alive 0–" in text and "f32[12,768" in text
+
+
+def test_hovering_a_layer_tells_its_share(page):
+    text = hover(page, "#layers-chart", 0.1, 0.5)
+    assert "GPT" in text and "100.0 %" in text
+
+
+def test_dragging_zooms_and_a_double_click_shows_all(page):
+    chart = page.locator("#timeline-chart")
+    chart.scroll_into_view_if_needed()
+    span = "(() => { const [a, b] = document.getElementById('timeline-chart').layout.xaxis.range; return b - a })()"
+    whole = page.evaluate(span)
+    box = chart.bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.4 * box["width"], y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.5 * box["width"], y, steps=4)
+    page.mouse.up()
+    until(page, f"{span} < {whole / 5}")
+    page.mouse.dblclick(box["x"] + 0.7 * box["width"], y)
+    until(page, f"{span} === {whole}")
+
+
+def test_loops_are_drawn_with_their_trips(page):
+    notes = page.locator("#timeline-chart .annotation-text").all_text_contents()
+    assert notes.count("× 12") == 2 and any(note.startswith("peak ") for note in notes)
+
+
+def first_cells(page, field):
+    return page.locator(f"#buffers tbody td[data-field={field}]").all_text_contents()
+
+
+def test_sorting_with_mouse_and_keyboard(page):
+    heading = page.locator("#buffers th", has_text="bytes")
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "descending"
+    largest = first_cells(page, "size_bytes")
+    heading.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert heading.get_attribute("aria-sort") == "ascending"
+    smallest = first_cells(page, "size_bytes")
+    assert "GiB" in largest[0] and "GiB" not in smallest[0] and largest != smallest
+    layer = page.locator("#buffers th", has_text="layer")
+    layer.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "none"
+    names = first_cells(page, "layer")
+    assert names == sorted(names)
+
+
+def test_searching_and_choosing_a_kind(page):
+    search = page.locator("#buffers-search")
+    search.fill("blocks/mlp parameters")
+    count = page.locator("#buffers-count")
+    assert re.match(r"1–2 of 2, ", count.text_content())
+    search.fill("nowhere")
+    assert count.text_content() == "No buffer matches."
+    search.fill("")
+    page.locator("#buffers-kind").select_option("optimizer_state")
+    assert set(first_cells(page, "kind")) == {"optimizer state"}
+    page.locator("#buffers-kind").select_option("")
+
+
+def test_a_buffer_opens_to_all_that_is_known(page):
+    page.locator("#buffers-search").fill("scores")
+    page.locator("#buffers tbody button").first.click()
+    text = page.locator("#buffers tr.more").text_content()
+    assert "GPT/blocks/attn/scores/dot_general" in text and "/home/me/project/gpt.py" in text and "T(8,128)" in text
+    page.locator("#buffers tbody button").first.click()
+    assert page.locator("#buffers tr.more").count() == 0
+    page.locator("#buffers-search").fill("")
+
+
+CONTRAST = """() => {
+  const rgb = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+  const light = (text) => {
+    const [r, g, b] = rgb(text).map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = light(page.colour("--surface"));
+  return ["--text", "--muted", "--accent", "--good", "--bad", "--unsure"].map((name) => {
+    const [a, b] = [light(page.colour(name)), ground].sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+  });
+}"""
+
+
+def test_dark_and_light_both_have_contrast_and_charts_follow(page):
+    ground = "getComputedStyle(document.body).backgroundColor"
+    fill = "getComputedStyle(document.querySelector('#timeline-chart .xtick text')).fill"
+    light = page.evaluate(ground), page.evaluate(fill)
+    assert min(page.evaluate(CONTRAST)) >= 4.5
+    page.emulate_media(color_scheme="dark")
+    until(page, f"{ground} !== '{light[0]}'")
+    drawn(page)
+    assert page.evaluate(fill) != light[1]
+    assert min(page.evaluate(CONTRAST)) >= 4.5
+    page.locator("#theme").click()
+    drawn(page)
+    assert (page.evaluate(ground), page.evaluate(fill)) == light
+    page.emulate_media(color_scheme="light")
+
+
+def test_layers_as_a_treemap_by_depth(page):
+    page.locator("#layers-shape").select_option("treemap")
+    page.locator("#layers-colour").select_option("depth")
+    until(page, "document.getElementById('layers-chart').data[0].type === 'treemap'")
+    page.locator("#layers-shape").select_option("icicle")
+    page.locator("#layers-colour").select_option("kind")
+
+
+def test_it_prints(page):
+    page.pdf()  # draws in light colours before, and back after
+    drawn(page)
+
+
+def test_names_of_the_program_stay_text(opened):
+    report = samples.renamed(samples.gpt_report(), HOSTILE)
+    page = opened(report, against=samples.renamed(samples.gpt_report(scale=0.5), HOSTILE))
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("main img").count() == 0
+    assert HOSTILE.split("\u2028")[0] in page.locator("h1").text_content()
+    assert "<script>window.hacked = 1</script>" in hover(page, "#timeline-chart", 0.3, 0.7)
+    hover(page, "#map-chart", 0.5, 0.79)
+    hover(page, "#layers-chart", 0.1, 0.5)
+    page.locator("#buffers tbody button").first.click()
+    assert '<img src=x onerror="window.hacked = 2">' in page.locator("#buffers tr.more").text_content()
+    assert page.evaluate("window.hacked") is None and page.said == []
+
+
+def test_comparison_sorts_and_shows_the_details_of_each_variant(opened):
+    page = opened(samples.comparison())
+    table = page.locator("#comparison table").first
+    table.locator("th", has_text="peak").locator("button").click()
+    assert table.locator("tbody th").all_text_contents()[0] == "none"
+    assert "dots_no_batch" in page.locator("#frontier-chart").text_content()
+    page.locator("#frontier-chart .points path").first.hover(force=True)
+    text = page.locator("#frontier-chart .hovertext").first.text_content()
+    assert "none" in text and "peak 6" in text
+    page.locator("#price").select_option("step_seconds")
+    before = page.locator("#buffers-count").text_content()
+    page.locator("#which").select_option("4")
+    drawn(page)
+    assert page.locator("#buffers-count").text_content() != before
+    assert page.locator("#peak .big:visible").text_content().startswith("2.09 GiB")
+    assert page.said == []
+
+
+def test_a_page_about_nearly_nothing(opened):
+    page = opened(samples.bare_report())
+    assert page.locator("#timeline [data-none]").is_visible() and page.locator("#map [data-none]").is_visible()
+    assert page.locator("#buffers-count").text_content() == "No buffer matches."
+
+
+def test_a_hundred_layers_on_a_phone(opened):
+    report = samples.stretched(samples.gpt_report())
+    page = opened(report, width=390)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    # Of 15,000 moments few are drawn, and the one moment of the peak is among them.
+    drawn_moments = page.evaluate("document.getElementById('timeline-chart').data.at(-1).y.length")
+    assert drawn_moments < 1000
+    assert "peak 93.13 GiB" in page.locator("#timeline-chart").text_content()
+    assert page.evaluate("Math.max(...document.getElementById('timeline-chart').data.at(-1).y)") == pytest.approx(93.13, abs=0.01)
+    seconds = page.evaluate("""() => {
+      const start = performance.now();
+      document.querySelector("#buffers th button").click();
+      const search = document.getElementById("buffers-search");
+      search.value = "block_7/ fwd";
+      search.dispatchEvent(new Event("input"));
+      return (performance.now() - start) / 1000;
+    }""")
+    assert seconds < 1
