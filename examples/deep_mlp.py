@@ -7,6 +7,8 @@
     jaxmem analyze examples/deep_mlp.py:wide --set every=10       where activations fill the memory; nothing allocated
 
 `every` says after how many layers one activation is kept; what lies between is computed again in the backward pass.
+The remat setting then governs the layers of the one segment that is being computed again: MemoryConfig(remat="dots")
+keeps their matrix products, for fewer FLOPs; "full", the default of `nested_scan`, nothing but their inputs.
 """
 
 import functools

@@ -1,13 +1,15 @@
 """`checkpoint`: one block – a function, a linen or nnx module – under a remat policy."""
 
+import functools
+import inspect
 import warnings
 from typing import Any
 
 from jaxmem.errors import RematWarning
 from jaxmem.policy import Policy, as_policy
-from jaxmem.remat._lower import lower
-from jaxmem.remat._offers import CheckBlock
-from jaxmem.remat._wrap import Options, wrap
+from jaxmem.remat._lower import JaxPolicy, lower
+from jaxmem.remat._watch import Watch
+from jaxmem.remat._wrap import Hooks, Options, wrap
 
 
 def checkpoint(
@@ -32,8 +34,8 @@ def checkpoint(
     Raises:
       UnknownPolicyError: for another name; InputError: for a target that is not a block;
       PolicyNotHonoured: where JAX or the device would ignore part of the policy;
-      UnmatchedNamesError: when a function is called that does not offer the policy's names. A module is
-      checked by `make_train_step`, `compare` and `examine`, which differentiate the whole loss.
+      UnmatchedNamesError: when a gradient is taken for which neither this nor another block with the same
+      policy offered a name of the policy, or a match of a regular expression.
 
     >>> import jax, jax.numpy as jnp
     >>> block = checkpoint(lambda x, *, train: jnp.sin(jnp.sin(x)) if train else x, "full")
@@ -43,15 +45,15 @@ def checkpoint(
     Source: `jax.checkpoint`; Chen et al. 2016, "Training deep nets with sublinear memory cost".
     """
     policy = as_policy(policy)
-    return _apply(target, policy, static_argnames, scanned, CheckBlock(policy) if policy.patterns else None)
+    return _apply(target, policy, static_argnames, scanned, watched=True)
 
 
 def checkpoint_unchecked(target: Any, policy: str | Policy, *, static_argnames=(), scanned: bool = False) -> Any:
     """`checkpoint` for whoever checks names on the whole loss, where each may be in another block."""
-    return _apply(target, as_policy(policy), static_argnames, scanned, None)
+    return _apply(target, as_policy(policy), static_argnames, scanned, watched=False)
 
 
-def _apply(target, policy: Policy, static_argnames, scanned: bool, on_call):
+def _apply(target, policy: Policy, static_argnames, scanned: bool, watched: bool):
     if policy.keeps_everything:
         if policy.save or policy.dots != "none":
             warnings.warn(
@@ -61,4 +63,13 @@ def _apply(target, policy: Policy, static_argnames, scanned: bool, on_call):
                 stacklevel=3,
             )
         return target  # not everything_saveable, under which XLA keeps more than without a checkpoint
-    return wrap(target, Options(lower(policy), not scanned), static_argnames, on_call)
+    asked = lower(policy)
+    if not (watched and policy.patterns):
+        return wrap(target, Options(asked, not scanned), static_argnames)
+    watch = _watch_of_class(target, asked) if inspect.isclass(target) else Watch(asked)
+    return wrap(target, Options(watch, not scanned), static_argnames, Hooks(results=watch.results))
+
+
+@functools.lru_cache(maxsize=1024)  # as many as there are wrapped classes
+def _watch_of_class(cls, policy: JaxPolicy) -> Watch:
+    return Watch(policy)

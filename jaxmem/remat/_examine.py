@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 
 from jaxmem._compat import called_jaxprs, checkpoint_name_of, prevents_cse
 from jaxmem.errors import RematWithoutEffect
@@ -13,6 +14,7 @@ from jaxmem.remat._kept import num_bytes
 from jaxmem.remat._offers import Offers, check_names
 from jaxmem.remat._residuals import ResidualTable, residuals
 from jaxmem.remat.blocks import find_blocks
+from jaxmem.remat.blocks._facts import is_nested_scan
 
 _LOOPS = ("scan", "while")
 _NEARLY_ALL = 0.9  # a block that makes this share of a loss's values is the whole loss
@@ -27,12 +29,16 @@ class Examination:
       warnings: sentences on what the policy does not do, with the reason.
       names: the names that the policy was offered.
       blocks: number of calls of blocks in the traced program; a scan's body is called once.
+      inside: there are blocks in something that is recomputed as a whole (a segment of `nested_scan`, a
+        checkpoint of the user's own). What they keep, they keep while that is recomputed, so that the
+        policy shows in the peak and not in the residuals of the forward pass.
     """
 
     residuals: ResidualTable
     warnings: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     blocks: int = 0
+    inside: bool = False
 
 
 def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = None) -> Examination:
@@ -71,7 +77,9 @@ def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = N
             got="a loss that declares `memory` but marks none, so the setting has nowhere to apply",
             do="Wrap each repeated block: block = memory.block(block).",
         )
-    program = traced.jaxpr
+    program, inside = traced.jaxpr, _inside(traced.jaxpr)
+    if inside and not offers.answer(policy):
+        _differentiate(again, args, argnums)
     check_names(policy, offers.names, where="a block of the loss", in_program=_names(program))
     warnings = [
         *_dots(policy, offers),
@@ -80,7 +88,11 @@ def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = N
         *_offloads(policy, offers, table),
     ]
     return Examination(
-        residuals=table, warnings=tuple(warnings), names=tuple(sorted(offers.names)), blocks=offers.blocks
+        residuals=table,
+        warnings=tuple(warnings),
+        names=tuple(sorted(offers.names)),
+        blocks=offers.blocks,
+        inside=inside,
     )
 
 
@@ -144,6 +156,34 @@ def _blocks(jaxpr, in_loop: bool = False):
             if prevents_cse(eqn) is not None:
                 yield eqn, in_loop, inner
             yield from _blocks(inner, in_loop or eqn.primitive.name in _LOOPS)
+
+
+def _inside(jaxpr, recomputed: bool = False) -> bool:
+    """Whether a block is in a block, or in the primal of a nested scan."""
+    for eqn in jaxpr.eqns:
+        block = prevents_cse(eqn) is not None
+        if block and recomputed:
+            return True
+        if any(_inside(inner, recomputed or block or is_nested_scan(eqn)) for inner in called_jaxprs(eqn)):
+            return True
+    return False
+
+
+def _differentiate(fn: Callable, args, argnums: int | None) -> None:
+    """Traces the backward pass too: there JAX asks the policies of blocks in what is recomputed."""
+
+    chosen = range(len(args)) if argnums is None else (argnums,)
+
+    def backward(*args):
+        def total(*some):
+            given = dict(enumerate(args)) | dict(zip(chosen, some, strict=True))
+            outs = jax.tree.leaves(fn(*given.values()))
+            return sum(jnp.sum(out) for out in outs if jnp.issubdtype(out.dtype, jnp.inexact))
+
+        out, pull_back = jax.vjp(total, *(args[i] for i in chosen))
+        pull_back(jnp.ones_like(out))
+
+    jax.eval_shape(backward, *args)
 
 
 def _names(jaxpr) -> set[str]:

@@ -1,5 +1,7 @@
 """`nested_scan`: a scan that keeps the carry of every k-th step, without copies of the parameter stack."""
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,8 +13,10 @@ from jax.core import Tracer
 
 from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._checkpoint import checkpoint
-from jaxmem.remat._nested_pricing import segment_lengths
+from jaxmem.remat._kept import kept_values
+from jaxmem.remat._nested_pricing import scope_of, segment_lengths
 from jaxmem.remat._segments import Segments
+from jaxmem.remat._wrap import is_checkpoint
 
 
 def nested_scan(
@@ -52,7 +56,9 @@ def nested_scan(
         each step by `policy`.
       levels: m, instead of a segment.
       policy: what is kept of the steps of the segment that is being differentiated; a preset's name or a
-        `Policy`. The names it knows are looked for in `body`.
+        `Policy`. A body that is a block (`memory.block(body, scanned=True)`, `jaxmem.remat.checkpoint`) has its
+        own policy, which takes the place of this one; in a train step whose loss declares no `memory`, so does
+        the step's remat setting, unless that is "none".
       reverse, unroll: as of `lax.scan`; `unroll` applies to the innermost loops.
 
     Returns:
@@ -83,7 +89,8 @@ def nested_scan(
     cuts, policy = segment_lengths(length, segment, levels), as_policy(policy)
     if cuts in ((), (1,)):
         step = checkpoint(body, policy if cuts == () and segment != 1 else "full", scanned=True)
-        return lax.scan(step, init, xs, length, reverse=reverse, unroll=unroll)
+        with jax.named_scope(scope_of((1,))):
+            return lax.scan(step, init, xs, length, reverse=reverse, unroll=unroll)
 
     jaxpr, init, out_tree = _trace(body, init, xs, length, reverse)
     # Only tracers can have a gradient; what else the body closes over stays inside.
@@ -95,18 +102,52 @@ def nested_scan(
         outs = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr.jaxpr, consts))(*carry, *x)
         return outs[: len(carry)], outs[len(carry) :]
 
-    flat = Segments(
-        body=flat_body,
-        length=length,
-        cuts=(*cuts, 1) if policy == Policy() and cuts[-1] != 1 else cuts,
-        policy=policy,
-        reverse=reverse,
-        unroll=unroll,
-    )
     consts = [const for t, const in zip(traced, jaxpr.consts, strict=True) if t]
     xs = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in jax.tree.leaves(xs)]
-    carry, ys = flat.scan()(consts, jax.tree.leaves(init), xs)
+    plan = functools.partial(Segments, body=flat_body, length=length, reverse=reverse, unroll=unroll)
+    init = jax.tree.leaves(init)
+    if is_checkpoint(jaxpr.jaxpr):
+        carry, ys = _scan_marked(plan, cuts, consts, init, xs)
+    else:
+        cuts = (*cuts, 1) if policy == Policy() and cuts[-1] != 1 else cuts
+        carry, ys = plan(cuts=cuts, policy=policy).scan()(consts, init, xs)
     return jax.tree.unflatten(out_tree, [*carry, *ys])
+
+
+def nested_scan_of(body: jex.ClosedJaxpr, cuts: tuple[int, ...], like: dict, num_consts: int, num_carry: int, args):
+    """The outputs of a nested scan whose body is a jaxpr on flat values, which has a policy already.
+
+    Args:
+      body: `(*consts, *carry, *x) -> (*carry, *y)`.
+      cuts: the segments of the nested scan that it takes the place of; (1,) for a checkpoint of each step.
+      like: parameters of the scan equation that it takes the place of.
+      num_consts, num_carry: numbers of inputs.
+      args: inputs; the scanned ones as stacks.
+    """
+    run = jex.jaxpr_as_fun(body)
+
+    def flat_body(consts, carry, x):
+        outs = run(*consts, *carry, *x)
+        return outs[:num_carry], outs[num_carry:]
+
+    how = {name: like[name] for name in ("length", "reverse", "unroll")}
+    consts, init, xs = args[:num_consts], args[num_consts : num_consts + num_carry], args[num_consts + num_carry :]
+    if cuts == (1,):
+        carry, ys = lax.scan(functools.partial(flat_body, consts), init, xs, **how)
+    else:
+        plan = functools.partial(Segments, body=flat_body, **how)
+        carry, ys = _scan_marked(plan, cuts, consts, init, xs)
+    return [*carry, *ys]
+
+
+def _scan_marked(plan: Callable[..., Segments], cuts: tuple[int, ...], consts: list, init: list, xs: list):
+    """Runs a plan whose body is a checkpoint: its policy, not the plan's, says what is kept of a step."""
+    plan = plan(cuts=cuts, policy=Policy(rest="save"))
+    x = jax.eval_shape(lambda xs: [leaf[0] for leaf in xs], xs)
+    _, kept = kept_values(plan.body, consts, init, x)
+    if not kept and cuts[-1] != 1:  # as for the policy "full"
+        plan = dataclasses.replace(plan, cuts=(*cuts, 1))
+    return plan.scan()(consts, init, xs)
 
 
 def _trace(body, init, xs, length, reverse):

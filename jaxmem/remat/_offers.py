@@ -1,18 +1,14 @@
 """What JAX offers a policy while a function is differentiated: the names that exist, and what the dots rules match."""
 
 import collections
-import dataclasses
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from jaxmem.errors import UnmatchedNamesError
 from jaxmem.policy import FATES, Policy, as_policy, is_regex, matches
 from jaxmem.remat._lower import JaxPolicy, is_dot, lower
-from jaxmem.remat._wrap import Options, wrap
+from jaxmem.remat._wrap import Hooks, Options, wrap
 
 
 class Offers:
@@ -40,9 +36,14 @@ class Offers:
         if policy.keeps_everything:
             return target
         recording = Recording(lower(policy), self)
-        return wrap(target, Options(recording, not scanned), static_argnames, on_call=self._count)
+        return wrap(target, Options(recording, not scanned), static_argnames, Hooks(before=self._count))
 
-    def _count(self, call, arrays) -> None:
+    def answer(self, policy: Policy) -> bool:
+        """Whether every pattern and the dots rule of a policy found something."""
+        named = all(any(matches(pattern, name) for name in self.names) for pattern in policy.patterns)
+        return named and (policy.dots == "none" or self.dots > 0)
+
+    def _count(self) -> None:
         self.blocks += 1
 
 
@@ -58,33 +59,6 @@ class Recording:
         if is_dot(self.policy.policy, prim, *avals, **params):
             self.offers.dots += 1
         return self.policy(prim, *avals, **params)
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckBlock:
-    """UnmatchedNamesError where a function, differentiated by its floating-point arguments, lacks names of its policy.
-
-    A module, and a function without such arguments, cannot be told on its own.
-    """
-
-    policy: Policy
-
-    def __call__(self, call: Callable | None, arrays: list) -> None:
-        inexact = [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in arrays]
-        if call is None or not any(inexact):
-            return
-        offers = Offers()
-        recording = Recording(lower(self.policy), offers)
-
-        def forward(floats):
-            floats = iter(floats)
-            return call([next(floats) if yes else x for x, yes in zip(arrays, inexact, strict=True)])
-
-        def differentiate(floats):
-            return jax.tree.leaves(jax.vjp(jax.checkpoint(forward, policy=recording), floats)[1])
-
-        jax.eval_shape(differentiate, [x for x, yes in zip(arrays, inexact, strict=True) if yes])
-        check_names(self.policy, offers.names, where="the block")
 
 
 def check_names(policy: Policy, offered: Iterable[str], *, where: str, in_program: Iterable[str] = ()) -> None:

@@ -10,9 +10,10 @@ import jax.extend.core as jex
 from jax.extend import source_info_util
 
 from jaxmem._compat import called_jaxprs, checkpoint_name_of
+from jaxmem.remat._wrap import WATCH
 
 # Operations that hand a value on: what made it is further up.
-_TRANSPARENT = frozenset({"device_put", "copy", "copy_p", "reduce_precision", "optimization_barrier"})
+_TRANSPARENT = frozenset({"device_put", "copy", "copy_p", "reduce_precision", "optimization_barrier", WATCH})
 # What transformations add to a name stack; the rest are modules and named scopes.
 _TRANSFORMS = re.compile(r"\b(jvp|transpose|vmap|linearize)\(")
 _CALLS = re.compile(r"([^/]+)\.call(?:/\1(?=/|$))?")

@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from jaxmem.policy import Policy
+from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._checkpoint import checkpoint
 from jaxmem.remat._kept import is_on_host, kept_values, num_bytes
+from jaxmem.remat._offers import Offers, check_names
 from jaxmem.remat._origin import origin
 
 _SMALL = 1 / 500  # kinds of values below this share of the total are one line of the text
@@ -141,11 +142,13 @@ def residuals(fn: Callable, *args, argnums: int | None = None, policy: str | Pol
     >>> table.before.total_bytes, [(row.op, row.size_bytes) for row in table.rows]
     (2048, [('dot_general', 1024)])
     """
-    before = None
+    before, offers = None, Offers()
     if policy is not None:
-        before = residuals(fn, *args, argnums=argnums)
-        fn = checkpoint(fn, policy)
+        before, policy = residuals(fn, *args, argnums=argnums), as_policy(policy)
+        fn = offers.checkpoint(fn, policy) if policy.patterns else checkpoint(fn, policy)
     jaxpr, values = kept_values(fn, *args, argnums=argnums)
+    if policy is not None and policy.patterns and not policy.keeps_everything:
+        check_names(policy, offers.names, where="the function")
     rows = [_row(jaxpr, var) for var in values]
     return ResidualTable(rows=tuple(sorted(rows, key=lambda row: -row.size_bytes)), before=before)
 

@@ -27,6 +27,7 @@ from jax import lax
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from jaxmem.remat._checkpoint import checkpoint
+from jaxmem.remat._nested_pricing import scope_of
 
 # JAX's own label on what a checkpoint computes a second time; counts of a compiled step's FLOPs go by it.
 _RECOMPUTED = "rematted_computation"
@@ -58,7 +59,8 @@ class Segments:
         @jax.custom_vjp
         def scan(consts, init, xs):
             step = functools.partial(self.body, consts)
-            return lax.scan(step, init, xs, self.length, reverse=self.reverse, unroll=self.unroll)
+            with jax.named_scope(scope_of(tuple(cut for cut in self.cuts if cut > 1) or (1,))):
+                return lax.scan(step, init, xs, self.length, reverse=self.reverse, unroll=self.unroll)
 
         # Of outputs that the loss does not use, zeros of their whole stack would be read step by step.
         scan.defvjp(self._forward, self._backward, symbolic_zeros=True)

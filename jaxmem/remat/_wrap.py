@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxmem._compat import prevents_cse
 from jaxmem.errors import InputError
+
+WATCH = "watch_names"  # the primitive through which the results of a watched block pass; see _watch.py
 
 
 class Options(NamedTuple):
@@ -19,28 +22,42 @@ class Options(NamedTuple):
     prevent_cse: bool
 
 
-def wrap(target: Any, options: Options, static_argnames=(), on_call: Callable | None = None) -> Any:
+class Hooks(NamedTuple):
+    """What else happens at each call of a block; equal by value, like options.
+
+    Args:
+      before: called with nothing.
+      results: called with the block's results, which it returns.
+    """
+
+    before: Callable[[], None] = lambda: None
+    results: Callable[[Any], Any] = lambda out: out
+
+
+NO_HOOKS = Hooks()
+
+
+def wrap(target: Any, options: Options, static_argnames=(), hooks: Hooks = NO_HOOKS) -> Any:
     """`target` under `jax.checkpoint`; see `jaxmem.remat.checkpoint`.
 
     Args:
       target: the block.
       options: for `jax.checkpoint`.
       static_argnames: array arguments to be passed by value.
-      on_call: called with a block's function of arrays and these arrays, whenever the block is; with
-        None and the arrays where it is a module, which has other inputs too. Equal by value, like options.
+      hooks: around each call.
     """
     names = frozenset((static_argnames,) if isinstance(static_argnames, str) else static_argnames)
     if inspect.isclass(target) and _is_a(target, "flax.linen", "Module"):
-        return _linen_class(target, names, options, on_call)
+        return _linen_class(target, names, options, hooks)
     if inspect.isclass(target) and _is_a(target, "flax.nnx", "Module"):
-        return _nnx_class(target, names, options, on_call)
+        return _nnx_class(target, names, options, hooks)
     if not inspect.isclass(target) and _is_a(type(target), "flax.nnx", "Module"):
-        return _nnx_call(type(target).__call__, target, names, options, on_call)
+        return _nnx_call(type(target).__call__, target, names, options, hooks)
     owner = getattr(target, "__self__", None)
     if owner is not None and _is_a(type(owner), "flax.nnx", "Module"):
         # The very function: by its name, super().method would be the override that calls it.
         method = getattr(target, "__func__", None) or getattr(type(owner), target.__name__)
-        return _nnx_call(method, owner, names, options, on_call)
+        return _nnx_call(method, owner, names, options, hooks)
     for kind in (type(target), type(owner)):
         if _is_a(kind, "flax.linen", "Module"):
             raise InputError(
@@ -63,16 +80,15 @@ def wrap(target: Any, options: Options, static_argnames=(), on_call: Callable | 
             args, kwargs = rebuild(arrays)
             return target(*args, **kwargs)
 
-        if on_call is not None:
-            on_call(call, arrays)
+        hooks.before()
         call.__name__ = getattr(target, "__name__", type(target).__name__)
-        return jax.checkpoint(call, **options._asdict())(arrays)
+        return hooks.results(jax.checkpoint(call, **options._asdict())(arrays))
 
     return block
 
 
 @functools.lru_cache(maxsize=1024)  # one class per block and policy: module classes are compared by identity
-def _linen_class(cls, names, options, on_call):
+def _linen_class(cls, names, options, hooks):
     from flax import linen as nn
 
     def __call__(self, *args, **kwargs):
@@ -82,23 +98,22 @@ def _linen_class(cls, names, options, on_call):
             args, kwargs = rebuild(arrays)
             return cls.__call__(module, *args, **kwargs)
 
-        if on_call is not None:
-            on_call(None, arrays)
-        return nn.remat(call, **options._asdict())(self, arrays)
+        hooks.before()
+        return hooks.results(nn.remat(call, **options._asdict())(self, arrays))
 
     # The class keeps its name: linen builds parameter paths from it ("Block_0"), and saved parameters stay valid.
     return type(cls)(cls.__name__, (cls,), _like(cls, __call__))
 
 
 @functools.lru_cache(maxsize=1024)
-def _nnx_class(cls, names, options, on_call):
+def _nnx_class(cls, names, options, hooks):
     def __call__(self, *args, **kwargs):
-        return _nnx_call(cls.__call__, self, names, options, on_call)(*args, **kwargs)
+        return _nnx_call(cls.__call__, self, names, options, hooks)(*args, **kwargs)
 
     return type(cls)(cls.__name__, (cls,), _like(cls, __call__))
 
 
-def _nnx_call(method: Callable, module, names, options, on_call) -> Callable:
+def _nnx_call(method: Callable, module, names, options, hooks) -> Callable:
     """nnx.remat splits the module into arrays and back, so that BatchNorm and RNG counts are updated once."""
     from flax import nnx
 
@@ -110,9 +125,8 @@ def _nnx_call(method: Callable, module, names, options, on_call) -> Callable:
             args, kwargs = rebuild(arrays)
             return method(module, *args, **kwargs)
 
-        if on_call is not None:
-            on_call(None, arrays)
-        return nnx.remat(call, **options._asdict())(module, arrays)
+        hooks.before()
+        return hooks.results(nnx.remat(call, **options._asdict())(module, arrays))
 
     return block
 
@@ -156,6 +170,12 @@ def _partition(fn, args, kwargs, static_argnames):
         return bound.args, bound.kwargs
 
     return [leaf for leaf, array in zip(leaves, is_array, strict=True) if array], rebuild
+
+
+def is_checkpoint(jaxpr) -> bool:
+    """Whether a program is one checkpoint and nothing else, watched or not."""
+    blocks = [prevents_cse(eqn) is not None for eqn in jaxpr.eqns if eqn.primitive.name != WATCH]
+    return blocks == [True]
 
 
 def _is_a(cls, module: str, name: str) -> bool:

@@ -6,7 +6,17 @@ import jax
 import jax.extend.core as jex
 
 from jaxmem._compat import name_stack
-from jaxmem.remat.blocks._facts import BODIES, Facts, body_of, is_value
+from jaxmem.remat._nested_scan import nested_scan_of
+from jaxmem.remat.blocks._facts import (
+    USER_CHECKPOINT,
+    Facts,
+    body_key,
+    body_of,
+    is_nested_scan,
+    is_value,
+    nested_segments,
+    scan_layout,
+)
 from jaxmem.remat.blocks._plan import Inside, Interval, Plan, with_cheap_inputs
 
 _DEBUG_INFO = jex.DebugInfo("jaxmem block", "jaxmem.remat.blocks", None, None)
@@ -63,11 +73,19 @@ def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable) -> 
     """One equation, its bodies traced again with their blocks wrapped; everything else about it stays."""
     eqn = facts.eqns[item.start]
     name, scanned = eqn.primitive.name, eqn.primitive.name == "scan" and eqn.params["length"] > 1
-    key = BODIES[name]
+    key = body_key(eqn)
     given = eqn.params[key] if isinstance(eqn.params[key], (tuple, list)) else (eqn.params[key],)
-    if name == "shard_map":
+    if name == "shard_map" or name in USER_CHECKPOINT or is_nested_scan(eqn):
         (plan,) = filter(None, item.plans)
-        return _shard_map(eqn, lambda *args: evaluate(plan, body_of(given[0])[1], args, wrap), args)
+
+        def inner(*args):
+            return list(evaluate(plan, body_of(given[0])[1], args, wrap))
+
+        if name == "shard_map":
+            inner = _shard_map(eqn, inner)
+        elif name in USER_CHECKPOINT:
+            inner = jax.checkpoint(inner, policy=eqn.params["policy"], prevent_cse=eqn.params["prevent_cse"])
+        return _in_scope(eqn, inner)(*args)  # a nested scan brings its own derivative
     new = []
     for param, plan in zip(given, item.plans, strict=True):
         jaxpr, consts = body_of(param)
@@ -78,23 +96,27 @@ def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable) -> 
 
             param = jax.make_jaxpr(body)(*[v.aval for v in jaxpr.invars])
         new.append(param)
+    if nested_segments(eqn):
+        num_consts, num_carry, _ = scan_layout(eqn)
+        return nested_scan_of(new[0], nested_segments(eqn), eqn.params, num_consts, num_carry, args)
     params = eqn.params | {key: tuple(new) if isinstance(eqn.params[key], (tuple, list)) else new[0]}
     values = {v: value for v, value in zip(eqn.invars, args, strict=True) if is_value(v)}
     return _function([eqn.replace(params=params)], list(values), eqn.outvars)(*values.values())
 
 
-def _shard_map(eqn, body: Callable, args: list) -> list:
+def _shard_map(eqn, body: Callable) -> Callable:
     """Through the public function, which brings the axes that a trace of the body needs."""
-    mapped = jax.shard_map(
-        lambda *args: list(body(*args)),
+    return jax.shard_map(
+        body,
         mesh=eqn.params["mesh"],
         in_specs=tuple(eqn.params["in_specs"]),
         out_specs=list(eqn.params["out_specs"]),
         check_vma=eqn.params["check_vma"],
         axis_names=set(eqn.params["newly_manual_axes"]),
     )
+
+
+def _in_scope(eqn, fn: Callable) -> Callable:
+    """`fn` under the equation's named scopes, which a public function called anew does not have."""
     scope = name_stack(eqn)
-    if scope and "(" not in scope:
-        with jax.named_scope(scope):
-            return mapped(*args)
-    return mapped(*args)
+    return jax.named_scope(scope)(fn) if scope and "(" not in scope else fn

@@ -39,9 +39,11 @@ class Block:
 def find_blocks(closed_jaxpr: jex.ClosedJaxpr) -> tuple[Block, ...]:
     """The blocks of a jaxpr, in the order of its equations; () where nothing repeats.
 
-    The body of each outermost scan is a block. Elsewhere, the outermost modules (by name stack) or stretches of
-    equations (by structure) that come several times are, unless they consist of smaller repeated ones. A block
-    has a matmul or convolution, or much to free, and no effect that must not happen twice.
+    The body of each outermost scan is a block, and so are the steps of a `nested_scan` and of the outermost scans in
+    a checkpoint of the user's own, for the memory that is needed while those are recomputed. Elsewhere, the outermost
+    modules (by name stack) or stretches of equations (by structure) that come several times are, unless they consist
+    of smaller repeated ones. A block has a matmul or convolution, or much to free, and no effect that must not happen
+    twice.
 
     >>> import jax, jax.numpy as jnp
     >>> def loss(weights, x):

@@ -4,11 +4,15 @@ import collections
 import itertools
 from typing import Any, TypeGuard
 
+import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmem._compat import called_jaxprs, name_stack, prevents_cse
 from jaxmem.remat._kept import num_bytes
+from jaxmem.remat._nested_pricing import segments_of
+from jaxmem.remat._wrap import WATCH, is_checkpoint
 
 # Work that is worth marking a block for. Everything else is cheap to compute again, or to keep, by itself.
 _HEAVY = frozenset(
@@ -25,7 +29,7 @@ _KEEPS_NOTHING = frozenset(
     eq ne lt le gt ge and or xor not is_finite argmax argmin floor ceil round sign clamp random_bits
     random_fold_in random_split random_seed random_wrap random_unwrap random_clone shift_left shift_right_logical
     shift_right_arithmetic rem debug_callback debug_print axis_index cumsum""".split()
-)
+) | {WATCH}
 _KEEPS_OUTPUT = frozenset("exp exp2 tanh logistic sqrt rsqrt cbrt erf_inv".split())
 # Of arguments of the loss, these make values that a block can compute for itself: the cast or slice of a weight.
 CHEAP = frozenset("convert_element_type reshape transpose squeeze expand_dims slice dynamic_slice rev unstack".split())
@@ -34,6 +38,30 @@ CHEAP = frozenset("convert_element_type reshape transpose squeeze expand_dims sl
 # follows the rule, so a block in the primal would have no effect.
 _BODY = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "shard_map": "jaxpr"}
 BODIES = _BODY | {"scan": "jaxpr", "cond": "branches"}
+
+
+def body_key(eqn) -> str | None:
+    """The parameter that holds an equation's body, for those whose body is looked into.
+
+    Into a checkpoint of the user's own only for the scans in it.
+    """
+    name = eqn.primitive.name
+    if name in USER_CHECKPOINT:
+        return "jaxpr" if {"jaxpr", "policy", "prevent_cse"} <= set(eqn.params) else None
+    if is_nested_scan(eqn):
+        return "call_jaxpr"
+    return BODIES.get(name)
+
+
+def nested_segments(eqn) -> tuple[int, ...]:
+    """The segments of the scan equation by which `jaxmem.remat.nested_scan` says what it computes; else ()."""
+    return segments_of(name_stack(eqn)) if eqn.primitive.name == "scan" else ()
+
+
+def is_nested_scan(eqn) -> bool:
+    """Whether an equation is `jaxmem.remat.nested_scan` with its own derivative."""
+    program = eqn.params.get("call_jaxpr") if eqn.primitive.name.startswith("custom_vjp_call") else None
+    return program is not None and any(nested_segments(inner) for inner in body_of(program)[0].eqns)
 
 
 def body_of(param) -> tuple[jex.Jaxpr, tuple]:
@@ -45,7 +73,7 @@ def body_of(param) -> tuple[jex.Jaxpr, tuple]:
 
 def bodies(eqn) -> list[jex.Jaxpr]:
     """The jaxprs that an equation of `BODIES` runs."""
-    key = BODIES.get(eqn.primitive.name)
+    key = body_key(eqn)
     if key is None or key not in eqn.params:
         return []
     param = eqn.params[key]
@@ -160,11 +188,23 @@ class Facts:
             self.known[key] = Facts(body, free, self.known)
         return self.known[key]
 
+    def holds_segments(self, eqn) -> bool:
+        """Whether an equation recomputes something in which a scan is: a nested scan, or a user's checkpoint."""
+        key = ("segments", id(eqn))
+        if key not in self.known:
+            name, inner = eqn.primitive.name, [each for body in bodies(eqn) for each in body.eqns]
+            if name in USER_CHECKPOINT:
+                found = any(_has_scan(body) for body in bodies(eqn))
+            else:
+                found = is_nested_scan(eqn) or bool(nested_segments(eqn)) or any(map(self.holds_segments, inner))
+            self.known[key] = found
+        return self.known[key]
+
     def _is_heavy(self, eqn) -> bool:
         name = eqn.primitive.name
         if name in _HEAVY:
             return True
-        if name in USER_CHECKPOINT:
+        if name in USER_CHECKPOINT or is_nested_scan(eqn):
             return False
         if name in BODIES:
             return any(any(self.of_body(eqn, i).heavy) for i in range(len(bodies(eqn))))
@@ -184,7 +224,7 @@ class Facts:
             return [v for v in eqn.invars[:1] if is_value(v)], 0
         if name in _KEEPS_OUTPUT:
             return list(eqn.outvars), 0
-        if name in USER_CHECKPOINT:
+        if name in USER_CHECKPOINT or is_nested_scan(eqn):
             return floats_in, 0
         if name in BODIES:
             extra = 0
@@ -202,7 +242,38 @@ def _has_heavy(jaxpr, known) -> bool:
     if key not in known:
         known[key] = any(
             eqn.primitive.name in _HEAVY
-            or (eqn.primitive.name not in USER_CHECKPOINT and any(_has_heavy(b, known) for b in bodies(eqn)))
+            or (eqn.primitive.name in BODIES and any(_has_heavy(b, known) for b in bodies(eqn)))
             for eqn in jaxpr.eqns
         )
     return known[key]
+
+
+def _has_scan(jaxpr) -> bool:
+    return any(eqn.primitive.name == "scan" or any(map(_has_scan, bodies(eqn))) for eqn in jaxpr.eqns)
+
+
+def without_checkpoint(facts: Facts) -> Facts:
+    """Facts of a body that is one checkpoint and nothing else, without the checkpoint; others as they are."""
+    jaxpr = facts.jaxpr
+    known = all(eqn.primitive.name in USER_CHECKPOINT | {WATCH} for eqn in jaxpr.eqns)
+    if jaxpr.constvars or not known or not is_checkpoint(jaxpr):
+        return facts
+
+    def body(*args):
+        env = dict(zip(jaxpr.invars, args, strict=True))
+        read = lambda atom: env[atom] if is_value(atom) else atom.val  # noqa: E731
+        for eqn in jaxpr.eqns:
+            values = [read(atom) for atom in eqn.invars]
+            if eqn.primitive.name in USER_CHECKPOINT:
+                values = jex.jaxpr_as_fun(jex.ClosedJaxpr(bodies(eqn)[0], ()))(*values)
+            env.update(zip(eqn.outvars, values, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    new = jax.make_jaxpr(body)(*[v.aval for v in jaxpr.invars]).jaxpr
+    free = frozenset(b for a, b in zip(jaxpr.invars, new.invars, strict=True) if a in facts.free)
+    return Facts(new, free, facts.known)
+
+
+def has_checkpoint(jaxpr) -> bool:
+    """Whether there is a checkpoint of the user's own in a program."""
+    return any(prevents_cse(eqn) is not None or any(map(has_checkpoint, called_jaxprs(eqn))) for eqn in jaxpr.eqns)

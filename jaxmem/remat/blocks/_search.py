@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import itertools
 
-from jaxmem.remat.blocks._facts import BODIES, Facts, bodies
+from jaxmem.remat.blocks._facts import USER_CHECKPOINT, Facts, bodies, body_key, nested_segments, without_checkpoint
 from jaxmem.remat.blocks._plan import Inside, Interval, Plan, bytes_of, carry_bytes, interval
 from jaxmem.remat.blocks._repeats import Tokens, find_repeat
 from jaxmem.remat.blocks._scopes import Call, calls_at, paths_of, repeated
@@ -16,9 +16,14 @@ _CONTAINER_SHARE = 0.9
 _SMALL_SCAN_BYTES = 2**20
 
 
-def plan_blocks(facts: Facts) -> Plan | None:
-    """The blocks of a jaxpr and of the bodies in it; None where there are none."""
-    items = _Search(facts).cover(0, len(facts.eqns), 0)
+def plan_blocks(facts: Facts, *, scans_only: bool = False) -> Plan | None:
+    """The blocks of a jaxpr and of the bodies in it; None where there are none.
+
+    Args:
+      scans_only: bodies of scans only, as within a checkpoint of the user's own: it is a block already, in which
+        a scan would keep values of all its steps at once while the block is recomputed.
+    """
+    items = _Search(facts, scans_only).cover(0, len(facts.eqns), 0)
     return Plan(facts=facts, items=tuple(items)) if items else None
 
 
@@ -41,8 +46,8 @@ def with_unique_names(plan: Plan, counts: collections.Counter | None = None) -> 
 class _Search:
     """One jaxpr being searched."""
 
-    def __init__(self, facts: Facts):
-        self.facts = facts
+    def __init__(self, facts: Facts, scans_only: bool = False):
+        self.facts, self.scans_only = facts, scans_only
         self.paths = paths_of(facts)
         self._tokens = {}
 
@@ -53,6 +58,8 @@ class _Search:
 
     def cover(self, start: int, stop: int, depth: int) -> list:
         """Modules by their scopes; then, wherever they left something, structure; then the bodies of what is left."""
+        if self.scans_only:
+            return self._inside(start, stop)
         return self._fill(start, stop, self._modules(start, stop, depth), self._structure)
 
     # -- repeated modules ------------------------------------------------------------------------
@@ -157,33 +164,39 @@ class _Search:
         return found
 
     def _inside(self, start: int, stop: int) -> list:
-        """Blocks in the bodies of single equations: scans, jit, cond, shard_map."""
+        """Blocks in the bodies of single equations: scans, jit, cond, shard_map; scans in the user's checkpoints."""
         items = []
         for i in range(start, stop):
             eqn = self.facts.eqns[i]
             name = eqn.primitive.name
-            if name not in BODIES or not (self.facts.heavy[i] or name == "scan"):
+            if body_key(eqn) is None or not (self.facts.heavy[i] or name == "scan" or self.facts.holds_segments(eqn)):
                 continue
             if name == "scan" and eqn.params["length"] > 1:
                 plans = (self._scan_body(i),)
             else:
-                plans = tuple(plan_blocks(self.facts.of_body(eqn, which)) for which in range(len(bodies(eqn))))
+                scans_only = self.scans_only or name in USER_CHECKPOINT
+                each = (self.facts.of_body(eqn, which) for which in range(len(bodies(eqn))))
+                plans = tuple(plan_blocks(body, scans_only=scans_only) for body in each)
             if any(plan is not None for plan in plans):
                 items.append(Inside(start=i, plans=plans))
         return items
 
     def _scan_body(self, index: int) -> Plan | None:
-        """The whole body as one block, if there is something to gain."""
+        """The whole body as one block, if there is something to gain; else what is recomputed as a whole in it."""
         eqn = self.facts.eqns[index]
         body = self.facts.of_body(eqn)
+        if nested_segments(eqn):  # what is recomputed already, is so by the policy of the wrapper instead
+            body = without_checkpoint(body)
         everything = range(len(body.eqns))
         inside, length = body.inside_bytes(everything), eqn.params["length"]
         large = inside * length >= _SMALL_SCAN_BYTES and inside >= 2 * carry_bytes(eqn)
-        if inside == 0 or not (any(body.heavy) or large):
-            return None
-        name = "/".join((*self.paths[index], "scan"))
-        block = interval(body, "scan", name, 0, len(body.eqns), split=False)
-        return None if block is None else Plan(facts=body, items=(block,))
+        if nested_segments(eqn) or (inside > 0 and (any(body.heavy) or large)):
+            name = "/".join((*self.paths[index], "scan"))
+            block = interval(body, "scan", name, 0, len(body.eqns), split=False)
+            return None if block is None else Plan(facts=body, items=(block,))
+        if any(map(body.holds_segments, body.eqns)):
+            return plan_blocks(body, scans_only=True)
+        return None
 
     def _heavy(self, start: int, stop: int) -> bool:
         return self.facts.num_heavy(start, stop) > 0

@@ -7,6 +7,7 @@ import jax
 
 from jaxmem.errors import RematWithoutEffect
 from jaxmem.remat.blocks._blocks import apply_at_blocks
+from jaxmem.remat.blocks._facts import has_checkpoint
 
 
 def at_blocks(fn: Callable, wrap: Callable) -> Callable:
@@ -52,6 +53,13 @@ def at_blocks(fn: Callable, wrap: Callable) -> Callable:
 
         values = iter(apply_at_blocks(jaxpr, counting)(*leaves))
         if not wrapped:
+            if has_checkpoint(jaxpr.jaxpr):
+                raise RematWithoutEffect(
+                    wanted="a loss with something to wrap: a scan over layers, or layers that repeat",
+                    got="a loss in which whatever could be a block has a checkpoint of its own",
+                    do="Take the checkpoints out, so that the remat setting decides, or declare `memory` in the loss "
+                    "and mark the layers with memory.block(...) instead.",
+                )
             raise RematWithoutEffect(
                 wanted="a loss with something to wrap: a scan over layers, or layers that repeat",
                 got=f"{len(jaxpr.jaxpr.eqns)} equations with no scan that holds a matmul, no repeated Flax modules "
