@@ -1,0 +1,102 @@
+"""The lists of the largest buffers: those of the TPU compiler, and of XLA's buffer assignment on GPU."""
+
+import re
+from collections.abc import Sequence
+
+from jaxmem.analysis.oom._records import OomBuffer
+from jaxmem.analysis.oom._sizes import parse_size
+
+MOST_BUFFERS = 100
+
+_START = re.compile(r"(?:\b\d{1,4}\. |\s)Size: {1,4}(\S{1,30})")
+_ON_CHIP = re.compile(
+    r"\[shape = '(\w{1,12}\[[\d,]{0,200}\])[^']{0,100}', space=\w{1,10}, "
+    r"size = (0x[0-9a-f]{1,15}).{0,40}?tag = '([^']{1,60})'"
+)
+_KEYS = {
+    "op_name": re.compile(r'op_name="([^"]{1,4000})'),
+    "source_file": re.compile(r'source_file="([^"]{1,1000})"'),
+    "source_line": re.compile(r"source_line=(\d{1,9})"),
+    "shape": re.compile(r"(?:Shape|Subshape): {1,4}(\w{1,12}\[[\d,<= ]{0,200}\])"),
+    "unpadded": re.compile(r"Unpadded size: {1,4}(\S{1,30})"),
+    "padding": re.compile(r"Extra memory due to padding: {1,4}(\S{1,30})"),
+    "label": re.compile(r"XLA [Ll]abel: {1,4}(.{1,300})"),
+    "allocation": re.compile(r"Allocation type: {1,4}([\w \-]{1,60})"),
+}
+_WRAPPER = re.compile(r"^(?:jvp|transpose|vmap|pmap|remat|checkpoint|custom_jvp|custom_vjp|shard_map)\((.*)\)$")
+_NOT_LAYERS = frozenset(
+    "while body cond branch closed_call checkpoint rematted_computation remat core_call scan main custom_vjp_call "
+    "custom_jvp_call custom_vjp_call_jaxpr pjit shard_map".split()
+)
+
+
+def buffers_in(lines: Sequence[tuple[int, str]]) -> tuple[OomBuffer, ...]:
+    """The buffers that `lines`, pairs of number and text, list; largest first, at most `MOST_BUFFERS`."""
+    found: list[OomBuffer] = []
+    current: dict[str, str] = {}
+    at = 0
+
+    def close():
+        if current and len(found) < MOST_BUFFERS and (buffer := _buffer(current, at)) is not None:
+            found.append(buffer)
+        current.clear()
+
+    for line_number, line in lines:
+        if len(found) < MOST_BUFFERS and (match := _ON_CHIP.search(line)):
+            size = int(match[2], 16)
+            found.append(OomBuffer(size_bytes=size, shape=match[1], allocation=match[3], line=line_number))
+        if match := _START.search(line):
+            close()
+            at, current["size"] = line_number, match[1]
+        elif "=====" in line:
+            close()
+        if not current:
+            continue
+        for key, pattern in _KEYS.items():
+            if key not in current and (match := pattern.search(line)):
+                current[key] = match[1]
+        if "Entry Parameter" in line:
+            current["allocation"] = "argument"
+    close()
+    return tuple(sorted(found, key=lambda buffer: -buffer.size_bytes))
+
+
+def _buffer(values: dict[str, str], line: int) -> OomBuffer | None:
+    size = parse_size(values["size"])
+    if not size:
+        return None
+    padding = parse_size(values.get("padding", "")) or 0
+    path = values.get("source_file", "").replace("\\", "/")
+    source = f"{path.rpartition('/')[2]}:{values['source_line']}" if path and "source_line" in values else ""
+    op_name = values.get("op_name", "")
+    return OomBuffer(
+        size_bytes=size,
+        padding_bytes=min(padding, size),
+        shape=values.get("shape", ""),
+        op_name=op_name,
+        layer=layer_of(op_name),
+        source=source,
+        source_file=path,
+        label=values.get("label", "").strip(),
+        allocation=values.get("allocation", "").strip(),
+        line=line,
+    )
+
+
+def layer_of(op_name: str) -> str:
+    """The module path in a scope path: transformations, loops and the operation itself left out.
+
+    >>> layer_of("jit(step)/jit(main)/transpose(jvp(GPT))/while/body/mlp/dot_general[precision=None]")
+    'GPT/mlp'
+    """
+    parts = op_name.partition("[")[0].partition(";")[0].split("/")
+    kept = []
+    for part in parts[:-1]:
+        for _ in range(8):
+            match = _WRAPPER.match(part)
+            if not match:
+                break
+            part = match[1]
+        if part and part not in _NOT_LAYERS and not part.startswith(("jit(", "pjit(")):
+            kept.append(part)
+    return "/".join(kept)

@@ -1,0 +1,94 @@
+"""What XLA's GPU allocator, its buffer assignment, and the CUDA libraries say."""
+
+import functools
+import re
+
+from jaxmem.analysis.oom._formats import Headline, number
+
+_gpu = functools.partial(Headline, backend="gpu", memory="hbm", when="run")
+_SCRATCH = re.compile(r"(?:[Ff]ailed|[Uu]nable) to allocate [\w\- ]{0,60}scratch")
+
+HEADLINES = (
+    _gpu(
+        kind="gpu_bfc",
+        trigger="ran out of memory trying",
+        pattern=re.compile(r"Allocator \([^)]{1,40}\) ran out of memory trying to allocate \d"),
+    ),
+    _gpu(
+        kind="gpu_bfc",
+        trigger="ut of memory while trying to allocate",
+        pattern=re.compile(r"[Oo]ut of memory while trying to allocate \d"),
+    ),
+    _gpu(
+        kind="gpu_bfc",
+        trigger="Failed to allocate request for",
+        pattern=re.compile(r"Failed to allocate request for \d"),
+    ),
+    _gpu(
+        kind="gpu_graph",
+        trigger="Underlying backend ran out of memory",
+        pattern=re.compile(r"Underlying backend ran out of memory trying to instantiate"),
+    ),
+    _gpu(
+        kind="gpu_driver",
+        trigger="CUDA_ERROR_OUT_OF_MEMORY",
+        pattern=re.compile(r"CUDA_ERROR_OUT_OF_MEMORY"),
+    ),
+    _gpu(
+        kind="gpu_driver",
+        trigger="cuMemAllocAsync failed to allocate",
+        pattern=re.compile(r"cuMemAllocAsync failed to allocate \d"),
+    ),
+    _gpu(
+        kind="gpu_library",
+        trigger="scratch memory",
+        pattern=_SCRATCH,
+    ),
+    _gpu(
+        kind="gpu_library",
+        trigger="scratch space",
+        pattern=_SCRATCH,
+    ),
+    _gpu(
+        kind="gpu_library",
+        trigger="_STATUS_ALLOC_FAILED",
+        pattern=re.compile(r"(?:CUDNN|CUBLAS|CUSOLVER|CUFFT|CUSPARSE)_STATUS_ALLOC_FAILED"),
+    ),
+    _gpu(
+        kind="gpu_library",
+        trigger="'out of memory'",
+        pattern=re.compile(r"Cuda failure[^']{0,20}'out of memory'"),
+    ),
+    _gpu(
+        kind="gpu_library",
+        trigger="Failed to CUDA calloc",
+        pattern=re.compile("Failed to CUDA calloc"),
+    ),
+)
+
+NUMBERS = (
+    number("requested", r"ran out of memory trying to allocate SIZE"),
+    number("requested", r"[Oo]ut of memory while trying to allocate SIZE"),
+    number("requested", r"Failed to allocate request for SIZE"),
+    number("requested", r"failed to allocate \S{1,20} \(SIZE\) from device"),
+    number("requested", r"cuMemAllocAsync failed to allocate SIZE"),
+    number("requested", r"ailed to allocate (?:a )?SIZE[\w\- ]{0,30}scratch"),
+    number("requested", r"Failed to CUDA calloc (?:async )?SIZE"),
+    number("limit", r"^\W{0,40}Limit: {1,40}SIZE"),
+    number("in_use", r"^\W{0,40}InUse: {1,40}SIZE"),
+    number("most_in_use", r"^\W{0,40}MaxInUse: {1,40}SIZE"),
+    number("largest_allocation", r"^\W{0,40}MaxAllocSize: {1,40}SIZE"),
+    number("limit", r"memory_limit_: SIZE"),
+    number("in_use", r"Sum Total of in-use chunks: SIZE"),
+    number("arguments", r"parameter allocation: {1,40}SIZE"),
+    number("constants", r"constant allocation: {1,40}SIZE"),
+    number("outputs", r"maybe_live_out allocation: {1,40}SIZE"),
+    number("temporaries", r"preallocated temp allocation: {1,40}SIZE"),
+    number("total", r"total allocation: {1,40}SIZE"),
+    number("fragmentation", r"total fragmentation: {1,40}SIZE"),
+)
+
+PROGRAMS = (
+    re.compile(r"[Ee]xecut(?:ion of|ing|able) (?:module|program) '?(jit_[\w.]{1,200})"),
+    re.compile(r"HLO module: ([\w.<>\-]{1,200}?)[.]?(?:\s|$)"),
+)

@@ -1,0 +1,74 @@
+"""An `OomExplanation` for a terminal, as a rich renderable."""
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from jaxmem.analysis import format_bytes
+from jaxmem.analysis.oom import OomBuffer, OomExplanation
+
+SHOWN_BUFFERS = 10
+
+_MEMORY = {
+    "hbm": "device memory",
+    "host": "host memory",
+    "vmem": "on-chip memory (VMEM)",
+    "smem": "on-chip memory (SMEM)",
+}
+_BACKEND = {"tpu": "TPU", "gpu": "GPU", "cpu": "CPU", "host": "host"}
+_WHEN = {"compile": "at compile time", "run": "at run time"}
+
+
+def render_oom(said: OomExplanation) -> Group:
+    """The verdict, the numbers with the lines they are from, the largest buffers, and what to try."""
+    parts = [
+        Text.assemble(
+            (f"{_BACKEND[said.backend]} out of {_MEMORY[said.memory]} {_WHEN[said.when]}", "bold"),
+            f" - line {said.line}",
+        ),
+        Text(said.headline, style="dim"),
+    ]
+    if said.program:
+        parts.append(Text(f"program: {said.program}"))
+    if said.where:
+        parts.append(Text(f"your code: {said.where} (from the traceback)"))
+    parts += [Text(), _numbers(said)]
+    if said.buffers:
+        parts += [Text("\nlargest buffers", style="bold"), _buffers(said.buffers[:SHOWN_BUFFERS])]
+        if len(said.buffers) > SHOWN_BUFFERS:
+            parts.append(Text(f"and {len(said.buffers) - SHOWN_BUFFERS} more, in --json", style="dim"))
+    parts.append(Text("\nwhat to try", style="bold"))
+    for index, advice in enumerate(said.advice, start=1):
+        saves = f" - saves about {format_bytes(advice.saves_bytes)} (estimate)" if advice.saves_bytes else ""
+        parts += [
+            Text.assemble(f"{index}. ", (advice.title, "green"), saves),
+            Text(f"   {advice.how}"),
+            Text(f"   because: {advice.because}", style="dim"),
+        ]
+    parts += [Text(f"! {note}", style="yellow") for note in said.notes]
+    if said.others:
+        parts.append(Text(f"! {said.others} other out-of-memory report(s) follow in this log.", style="yellow"))
+    return Group(*parts)
+
+
+def _numbers(said: OomExplanation) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    for fact in said.facts:
+        table.add_row(fact.name.replace("_", " "), format_bytes(fact.size_bytes), Text(f"line {fact.line}"))
+    if said.missing_bytes is not None:
+        table.add_row("missing", Text(format_bytes(said.missing_bytes), style="red"), Text("from the above"))
+    return table
+
+
+def _buffers(buffers: tuple[OomBuffer, ...]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("size", justify="right", no_wrap=True)
+    for heading in ("shape", "layer, or op", "source", "line"):
+        table.add_column(heading, overflow="fold")
+    for b in buffers:
+        what = b.layer or b.op_name or b.label or b.allocation
+        table.add_row(format_bytes(b.size_bytes), *(Text(cell) for cell in (b.shape, what, b.source, str(b.line))))
+    return table
