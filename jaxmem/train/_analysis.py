@@ -56,7 +56,9 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
     if policy.offload and target.platform == "cpu":
         notes = (*notes, _NOT_EVIDENCED)
 
-    def plain_residual_bytes() -> int:
+    def plain_residual_bytes() -> int | None:
+        if step.examine().inside:
+            return None  # what is kept while a segment is recomputed is no residual of the forward pass
         with on_target(target):  # a loss may need its mesh
             return step.residual_bytes(remat="none")
 
