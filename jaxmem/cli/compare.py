@@ -1,7 +1,8 @@
 """`jaxmem compare`: one training step under several remat presets, side by side."""
 
 import dataclasses
-from typing import Annotated
+import json
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +21,10 @@ from jaxmem.cli._options import (
 from jaxmem.cli._output import STDOUT, check_writable, clean_stdout, write_json
 from jaxmem.cli._status import stages
 
+if TYPE_CHECKING:
+    from jaxmem.analysis import Comparison
+    from jaxmem.train import Verification
+
 DEFAULT_PRESETS = "none,full,dots,dots_no_batch"
 
 
@@ -33,12 +38,19 @@ def compare(
     settings: Settings = None,
     accumulation_steps: AccumulationSteps = None,
     precision: PrecisionName = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Also run each step here: are its gradients the plain step's, and did bytes move as promised?",
+        ),
+    ] = False,
     json_out: JsonOut = None,
     debug: Debug = False,
 ):
     """Compile one training step under each remat preset, and compare bytes and recomputation.
 
-    Exit code 1 says that none of them fits.
+    Exit code 1 says that none of them fits, or that one failed --verify.
     """
     from jaxmem.cli._environment import start_jax
 
@@ -58,16 +70,43 @@ def compare(
             comparison = jaxmem.compare(
                 variants, workload, target=target, progress=lambda name, what: stage(f"{what} {name}")
             )
+            verified = _verify(workload, variants, comparison, target, stage) if verify else {}
         if json_out is not None:
-            write_json(json_out, comparison.to_json(), stdout)
+            write_json(json_out, _to_json(comparison, verified), stdout)
     if json_out != STDOUT:
         from rich.console import Console
 
         from jaxmem.report import render_comparison
 
         Console().print(render_comparison(comparison))
-    if all(row.fits == "no" for row in comparison.rows):
+        if verified:
+            from jaxmem.report.verification import render_verifications
+
+            Console().print(render_verifications(list(verified.values())))
+    if all(row.fits == "no" for row in comparison.rows) or not all(found.passed for found in verified.values()):
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _verify(workload, variants, comparison, target, stage) -> dict[str, "Verification"]:
+    """Each row's step against its plain reference; what the rows compiled is not compiled again."""
+    from jaxmem import make_train_step
+    from jaxmem.train import Verifier
+
+    verifier = Verifier(target=target, progress=stage)
+    steps = {name: make_train_step(workload, config) for name, config in variants.items()}
+    for name, step in steps.items():
+        verifier.remember(step, comparison[name])
+    return {name: verifier.check(step, name=name) for name, step in steps.items()}
+
+
+def _to_json(comparison: "Comparison", verified: dict[str, "Verification"]) -> str:
+    """The comparison's JSON, with a `verification` in each row that has one."""
+    if not verified:
+        return comparison.to_json()
+    table = comparison.to_dict()
+    for row in table["rows"]:
+        row["verification"] = verified[row["name"]].to_dict()
+    return json.dumps(table, indent=2)
 
 
 def split_presets(text: str) -> list[str]:

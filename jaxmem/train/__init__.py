@@ -6,5 +6,20 @@ from jaxmem.train._loop import train_loop as train_loop
 from jaxmem.train._state import TrainState as TrainState
 from jaxmem.train._step import TrainStep as TrainStep
 from jaxmem.train._step import make_train_step as make_train_step
+from jaxmem.train._verification import Check as Check
+from jaxmem.train._verification import Verification as Verification
+from jaxmem.train._verify import Verifier as Verifier
+from jaxmem.train._verify import verify as verify
 
-__all__ = ["TrainState", "TrainStep", "analyze", "compare", "make_train_step", "train_loop"]
+__all__ = [
+    "Check",
+    "TrainState",
+    "TrainStep",
+    "Verification",
+    "Verifier",
+    "analyze",
+    "compare",
+    "make_train_step",
+    "train_loop",
+    "verify",
+]

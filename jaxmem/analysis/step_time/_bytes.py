@@ -69,7 +69,7 @@ def started_bytes(instruction: Instruction) -> Traffic:
 
     >>> start = "(f32[8]{0:S(1)}, f32[8]{0}, u32[]{:S(2)})"
     >>> started_bytes(Instruction("c", start, "copy-start", "%x)", False))
-    Traffic(device=32.0, host=0)
+    Traffic(device=32.0, host=0.0)
     """
     arrays = [found.group() for found in _ARRAY.finditer(instruction.type)][:2]
     if len(arrays) < 2:

@@ -1,0 +1,316 @@
+"""`verify`: does a configured step compute the plain step's gradients, and keep what its levers promise?"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmem.analysis import MemoryReport, format_bytes, format_flops
+from jaxmem.config import MemoryConfig
+from jaxmem.errors import RematWarning, RematWithoutEffect, WorkloadError
+from jaxmem.targets import Target, resolve_target
+from jaxmem.train._analysis import analyze
+from jaxmem.train._gradients import Outcome, PlainLoss, TooLarge, available_bytes, fill_batch, run_one_by_one, run_step
+from jaxmem.train._state import TrainState
+from jaxmem.train._step import TrainStep, make_train_step
+from jaxmem.train._verification import Check, Verdict, Verification
+from jaxmem.workload import path_string
+
+# Relative L2 distance that rounding may make in the worst leaf: some hundred times the dtype's epsilon in float32,
+# where only the order of sums differs, a dozen times in the narrow ones, where every operation rounds.
+TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+# A leaf whose true gradient is zero (a bias before a normalisation) holds nothing but rounding: leaves are measured
+# against at least this share of the root mean square of the whole gradient.
+_FLOOR = 1e-2
+# By how much a compiler's temporaries may grow by its choice of fusions and layouts.
+_SLACK, _SLACK_BYTES = 0.02, 4096
+_MERGED = 0.05  # share of asked recomputation that may be missing, or too much
+
+
+def verify(
+    step: TrainStep,
+    reference: TrainStep | None = None,
+    *,
+    state: TrainState | None = None,
+    batch: Any = None,
+    rng: Any = None,
+    target: str | Target | None = None,
+    name: str = "step",
+) -> Verification:
+    """A configured step against its plain reference: gradients, loss, model state, and what its levers promise.
+
+    Gradients are computed on this machine, bytes by the target's compiler. Without `reference`, gradients are
+    compared with those of the plain float32 step on the whole batch; where that is another computation than
+    micro-batches (a loss with model state or random numbers), with plain micro-batches, one by one. Residuals,
+    temporaries and recomputation are compared with the same config without remat.
+
+    Args:
+      step: what is verified.
+      reference: a step to compare with in all of this.
+      state: parameters, model state and key to start from; made from `rng` if not given.
+      batch: one batch of arrays; the workload's own if not given. Shapes are filled with random numbers.
+      rng: PRNG key; the workload's own if not given.
+      target: what to compile for; the step's own if not given.
+      name: for the result.
+
+    Raises:
+      WorkloadError: parameters that are only shapes, or a batch that cannot be filled.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from jaxmem import MemoryConfig, Workload, make_train_step
+    >>> def loss(w, x, *, memory):  # a mean over the rows of each micro-batch, and micro-batches are equally large
+    ...     return jnp.mean(memory.block(lambda w, x: jnp.sin(jnp.sin(x @ w)))(w, x) ** 2)
+    >>> workload = Workload(loss, jnp.eye(4), jnp.ones((8, 4)), optax.sgd(0.1))
+    >>> found = verify(make_train_step(workload, MemoryConfig(accumulation_steps=2, remat="full")), target="cpu")
+    >>> found["gradients"].verdict, found["residuals"].verdict, found.passed
+    ('pass', 'pass', True)
+    """
+    for value in (step, reference):
+        if value is not None and not isinstance(value, TrainStep):
+            raise WorkloadError(
+                wanted="a step made by make_train_step", got=f"a {type(value).__name__}", do="Pass the step itself."
+            )
+    return Verifier(state=state, batch=batch, rng=rng, target=step.target if target is None else target).check(
+        step, reference, name=name
+    )
+
+
+class Verifier:
+    """Verifies several steps of one workload, and computes what they share once.
+
+    Args:
+      state, batch, rng, target: as in `verify`.
+      limit_bytes: memory that running a step may take; what is free on this machine if not given.
+      progress: called with what is done next.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: TrainState | None = None,
+        batch: Any = None,
+        rng: Any = None,
+        target: str | Target | None = None,
+        limit_bytes: int | None = None,
+        progress: Callable[[str], None] = lambda stage: None,
+    ):
+        self.state, self.batch, self.rng, self.progress = state, batch, rng, progress
+        self.target = resolve_target(target)
+        self.limit_bytes = available_bytes() if limit_bytes is None else limit_bytes
+        self._references: dict[Any, tuple[Outcome, str] | TooLarge] = {}
+        self._reports: dict[Any, MemoryReport] = {}
+        self._plain: dict[int, PlainLoss] = {}
+
+    def check(
+        self,
+        step: TrainStep,
+        reference: TrainStep | None = None,
+        *,
+        name: str = "step",
+    ) -> Verification:
+        """As `verify`."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RematWarning)  # its facts are what is verified
+            fields, checks, notes = self._gradients(step, reference)
+            if reference is not None or not step.config.policy.keeps_everything:
+                plain = reference or _with(step, remat="none")
+                found, promised = self._bytes(step, plain, name)
+                fields, checks = {**fields, **found}, [*checks, *promised]
+        return Verification(
+            name=name, target=self.target.name, checks=tuple(checks), notes=tuple(dict.fromkeys(notes)), **fields
+        )
+
+    def remember(self, step: TrainStep, report: MemoryReport) -> None:
+        """Spares compiling `step` on the target: this is its report."""
+        self._reports[id(step.workload), step.config] = report
+
+    # -- gradients -------------------------------------------------------------------------------
+
+    def _gradients(self, step: TrainStep, reference: TrainStep | None) -> tuple[dict, list[Check], list[str]]:
+        workload = step.workload
+        rng = self.rng if self.rng is not None else jax.random.key(0) if workload.rng is None else workload.rng
+        batch, made = fill_batch(workload.batch if self.batch is None else self.batch, rng)
+        notes = ["The batch is only a shape: its integers are random zeros and ones."] if made else []
+        plain = self._plain_loss(workload, batch)
+        dtype = _narrowest(step.config, plain.narrow)
+        fields = {"gradient_tolerance": TOLERANCES[dtype], "tolerance_dtype": dtype, "reference": "the plain step"}
+        try:
+            self.progress("computing gradients")
+            got = run_step(step, batch, self.state, rng, self.limit_bytes)
+            expected, fields["reference"] = self._reference(step, reference, batch, rng)
+        except (TooLarge, RematWithoutEffect) as error:
+            refused = isinstance(error, RematWithoutEffect)
+            detail = f"Not compared: {error}" if refused else f"Not compared: {error}."
+            return fields, [Check(name="gradients", verdict="uncertain", detail=detail)], notes
+        tolerance = fields["gradient_tolerance"]
+        error, path = _worst_leaf(got.gradients, expected.gradients)
+        state_error, state_path = _worst_leaf(got.state, expected.state)
+        loss_error = abs(got.loss - expected.loss) / max(abs(expected.loss), 1e-12)
+        fields |= {"gradient_error": error, "gradient_path": path, "loss": got.loss, "reference_loss": expected.loss}
+        limit = f"{tolerance:.0e} allowed for {dtype}"
+        checks = [
+            _within(
+                "gradients", error, tolerance, f"Relative distance {error:.1e} in the worst leaf, {path}; {limit}."
+            ),
+            _within("loss", loss_error, tolerance, f"{got.loss:.6g} against {expected.loss:.6g}; {limit}."),
+        ]
+        if jax.tree.leaves(got.state):
+            fields["state_error"] = state_error
+            detail = f"Relative distance {state_error:.1e} in the worst leaf, {state_path}; {limit}."
+            checks.append(_within("state", state_error, tolerance, detail))
+        return fields, checks, notes
+
+    def _plain_loss(self, workload, batch) -> PlainLoss:
+        if id(workload) not in self._plain:
+            self._plain[id(workload)] = PlainLoss.of(workload, batch)
+        return self._plain[id(workload)]
+
+    def _reference(self, step: TrainStep, reference: TrainStep | None, batch, rng) -> tuple[Outcome, str]:
+        """What is compared with, and that in words; TooLarge again where it was once."""
+        steps = step.config.accumulation_steps
+        key = (id(reference or step.workload), 0 if reference else steps)
+        if key not in self._references:
+            self.progress("computing reference gradients")
+            try:
+                self._references[key] = self._run_reference(step, reference, batch, rng)
+            except TooLarge as error:
+                self._references[key] = error
+        found = self._references[key]
+        if isinstance(found, TooLarge):
+            raise found
+        return found
+
+    def _run_reference(self, step: TrainStep, reference: TrainStep | None, batch, rng) -> tuple[Outcome, str]:
+        if reference is not None:
+            return run_step(reference, batch, self.state, rng, self.limit_bytes), "the reference step"
+        steps = step.config.accumulation_steps
+        if steps == 1 or self._plain_loss(step.workload, batch).separable:
+            plain = make_train_step(step.workload, MemoryConfig())
+            return run_step(plain, batch, self.state, rng, self.limit_bytes), "the plain step on the whole batch"
+        outcome = run_one_by_one(step.workload, steps, batch, self.state, rng, self.limit_bytes)
+        words = "plain micro-batches one by one, as model state or random numbers make the whole batch another matter"
+        return outcome, words
+
+    # -- bytes and FLOPs -------------------------------------------------------------------------
+
+    def _bytes(self, step: TrainStep, plain: TrainStep, name: str) -> tuple[dict, list[Check]]:
+        try:
+            self.progress(f"compiling {name}")
+            after = self._report(step)
+        except RematWithoutEffect as error:
+            return {}, [Check(name="residuals", verdict="fail", detail=str(error))]
+        self.progress(f"compiling the reference of {name}")
+        before = self._report(plain)
+        fields = {
+            "residual_bytes": after.saved_residual_bytes,
+            "reference_residual_bytes": before.saved_residual_bytes,
+            "temp_bytes": after.temp_bytes,
+            "reference_temp_bytes": before.temp_bytes,
+            "host_temp_bytes": after.host_temp_bytes,
+            "reference_host_temp_bytes": before.host_temp_bytes,
+            "asked_recompute_flops": after.asked_recompute_flops,
+            "recompute_flops": after.recompute_flops,
+        }
+        checks = []
+        if not step.config.policy.keeps_everything:
+            checks = [_residuals(before, after), _temps(before, after), _recompute(after)]
+        if step.config.policy.offload:
+            checks.append(_host(before, after))
+        return fields, checks
+
+    def _report(self, step: TrainStep) -> MemoryReport:
+        key = (id(step.workload), step.config)
+        if key not in self._reports:
+            self._reports[key] = analyze(step, target=self.target)
+        return self._reports[key]
+
+
+def _with(step: TrainStep, **fields) -> TrainStep:
+    return make_train_step(step.workload, dataclasses.replace(step.config, **fields))
+
+
+def _within(name: str, error: float, tolerance: float, detail: str) -> Check:
+    return Check(name=name, verdict="pass" if error <= tolerance else "fail", detail=detail)  # NaN fails
+
+
+def _residuals(before: MemoryReport, after: MemoryReport) -> Check:
+    old, new = before.saved_residual_bytes, after.saved_residual_bytes
+    verdict: Verdict = "uncertain" if old is None or new is None else "pass" if new < old else "fail"
+    return Check(
+        name="residuals", verdict=verdict, detail=f"{format_bytes(new)} with remat, {format_bytes(old)} without."
+    )
+
+
+def _temps(before: MemoryReport, after: MemoryReport) -> Check:
+    old, new = before.temp_bytes, after.temp_bytes
+    detail = f"{format_bytes(new)} with remat, {format_bytes(old)} without."
+    if old is None or new is None:
+        return Check(name="temps", verdict="uncertain", detail=detail)
+    if new <= old * (1 + _SLACK) + _SLACK_BYTES:
+        return Check(name="temps", verdict="pass", detail=detail)
+    if after.backend == "cpu":
+        detail += " XLA:CPU's temporaries do not show what an accelerator's would."
+        return Check(name="temps", verdict="uncertain", detail=detail)
+    return Check(name="temps", verdict="fail", detail=detail)
+
+
+def _host(before: MemoryReport, after: MemoryReport) -> Check:
+    old, new = before.host_temp_bytes, after.host_temp_bytes
+    detail = f"{format_bytes(new)} on the host with offload, {format_bytes(old)} without."
+    if after.backend == "cpu":
+        detail = "XLA:CPU keeps host and device values in one memory, so offload is not evidenced."
+        return Check(name="host", verdict="uncertain", detail=detail)
+    if old is None or new is None:
+        return Check(name="host", verdict="uncertain", detail=detail)
+    return Check(name="host", verdict="pass" if new > old else "fail", detail=detail)
+
+
+def _recompute(after: MemoryReport) -> Check:
+    asked, found = after.asked_recompute_flops, after.recompute_flops
+    detail = f"{format_flops(asked)} asked for, {format_flops(found)} found in the compiled program."
+    if asked is None or found is None or after.devices > 1:
+        return Check(name="recompute", verdict="uncertain", detail=detail)
+    if found < asked * (1 - _MERGED):
+        detail += " The compiler merged the rest with the first computation: those residuals are kept."
+        # XLA:CPU drops the barrier that keeps the two apart, whatever an accelerator's compiler does.
+        return Check(name="recompute", verdict="uncertain" if after.backend == "cpu" else "fail", detail=detail)
+    if found > asked * (1 + _MERGED):
+        detail += " The compiler recomputes more of its own accord."
+    return Check(name="recompute", verdict="pass", detail=detail)
+
+
+def _narrowest(config: MemoryConfig, of_its_own: frozenset[str]) -> str:
+    """The narrowest floating dtype that a step rounds to, be it the config's or the loss's own."""
+    dtypes = config.dtypes
+    named = {name for name in (dtypes.compute, dtypes.accumulator, dtypes.params) if name in TOLERANCES} | of_its_own
+    return max(named, key=lambda name: TOLERANCES[name])
+
+
+def _worst_leaf(got: Any, expected: Any) -> tuple[float, str]:
+    """The largest relative L2 distance of a leaf, and its path; integers must be equal."""
+    pairs = [
+        (path_string(path), np.asarray(one), np.asarray(other))
+        for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(expected), strict=True)
+    ]
+    floats = [other.astype(np.float64) for _, _, other in pairs if _is_float(other)]
+    count = sum(leaf.size for leaf in floats)
+    spread = np.sqrt(sum(float(np.sum(leaf**2)) for leaf in floats) / count) if count else 0.0
+    worst, where = 0.0, pairs[0][0] if pairs else ""
+    for path, one, other in pairs:
+        if _is_float(other):
+            one, other = one.astype(np.float64), other.astype(np.float64)
+            scale = max(float(np.linalg.norm(other)), _FLOOR * spread * np.sqrt(other.size), 1e-30)
+            error = float(np.linalg.norm(one - other)) / scale
+        else:
+            error = 0.0 if np.array_equal(one, other) else float("inf")
+        if not error <= worst:  # a NaN is the worst of all
+            worst, where = (float("inf") if np.isnan(error) else error), path
+    return worst, where
+
+
+def _is_float(leaf) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
