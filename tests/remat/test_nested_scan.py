@@ -385,7 +385,7 @@ def _gradient_temp_bytes(recipe: str, length: int) -> int:
 
 
 def test_a_loop_invariant_array_is_not_stacked_for_each_step():
-    """jax#3186: the plain gradient keeps y + z of every step; the remat recipes are flat, to first order."""
+    """Case 29 (jax#3186): the plain gradient keeps y + z of every step; the remat recipes are flat, to first order."""
     array_bytes = 300 * 300 * 4
     growth = {r: _gradient_temp_bytes(r, 32) - _gradient_temp_bytes(r, 4) for r in ("plain", "checkpoint", "nested")}
     assert growth["plain"] >= 28 * array_bytes
