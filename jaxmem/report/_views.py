@@ -72,6 +72,7 @@ def report_view(report: MemoryReport, *, scale_bytes: int = 0) -> dict[str, Any]
         "capacity_early": bool(report.capacity_bytes and report.capacity_bytes < scale / 4),
         "kinds": segments(report, report.peak_bytes or 0),
         "bar": segments(report, scale),
+        "modelled": bool(report.by_kind) and report.buffer_provenance == "modelled",
         "facts": facts(report),
         "findings": report.findings,
         "donation_misses": report.donation_misses,

@@ -56,7 +56,8 @@ def html_report(report: MemoryReport | Comparison, *, against: MemoryReport | No
             do="Pass what jaxmem.analyze or jaxmem.compare returned.",
         )
     points = frontier_points(report) if isinstance(report, Comparison) else []
-    return _template("report.html.jinja").render(
+    return _rendered(
+        "report.html.jinja",
         mode=mode,
         title=title,
         views=[report_view(row) for row in reports],
@@ -82,7 +83,8 @@ def report_fragment(report: MemoryReport | Comparison) -> str:
     """A short piece of HTML without scripts, for a notebook: verdict, peak by kind, largest buffers."""
     rows = list(report.rows) if isinstance(report, Comparison) else [report]
     scale = max([*(row.peak_bytes or 0 for row in rows), 1])
-    return _template("fragment.html.jinja").render(
+    return _rendered(
+        "fragment.html.jinja",
         css=_asset("kinds.css") + _asset("fragment.css"),
         items=[
             {
@@ -124,20 +126,20 @@ def _data(reports: list[MemoryReport], mode: str, points: list[dict[str, Any]]):
         text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
         if len(text) <= _MOST_DATA:
             break
-    # "<" begins </script> and <!--; the two separators end a line in old JavaScript; surrogates have no UTF-8.
+    # "<" begins </script> and <!--; the two separators end a line in old JavaScript.
     for raw in "<>&\u2028\u2029":
         text = text.replace(raw, f"\\u{ord(raw):04x}")
-    return Markup(text.encode("utf-8", "replace").decode("utf-8"))
+    return Markup(text)
 
 
-def _template(name: str):
-    # Jinja takes 0.2 s to load, which `jaxmem analyze` without a page should not pay.
-    return _environment().get_template(name)
+def _rendered(template: str, **values) -> str:
+    page = _environment().get_template(template).render(**values)
+    return page.encode("utf-8", "replace").decode("utf-8")  # half a surrogate in a name has no UTF-8
 
 
 @functools.cache
 def _environment():
-    import jinja2
+    import jinja2  # takes 0.2 s, which `jaxmem analyze` without a page should not pay
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("jaxmem.report", "assets"),

@@ -7,7 +7,10 @@ import pytest
 from tests.report import samples
 from tests.report.conftest import drawn
 
-HOSTILE = """<script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">"'`</script>${7*7}{{7*7}}%{x} é漢🙂\u2028"""
+HOSTILE = (
+    "<script>window.hacked = 1</script>"
+    """<img src=x onerror="window.hacked = 2">"'`</script>${7*7}{{7*7}}%{x} é漢🙂\u2028"""
+)
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +130,9 @@ def test_a_buffer_opens_to_all_that_is_known(page):
 
 CONTRAST = """() => {
   const rgb = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+  const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
   const light = (text) => {
-    const [r, g, b] = rgb(text).map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    const [r, g, b] = rgb(text).map((v) => linear(v / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const ground = light(page.colour("--surface"));
@@ -214,7 +218,9 @@ def test_a_hundred_layers_on_a_phone(opened):
     drawn_moments = page.evaluate("document.getElementById('timeline-chart').data.at(-1).y.length")
     assert drawn_moments < 1000
     assert "peak 93.13 GiB" in page.locator("#timeline-chart").text_content()
-    assert page.evaluate("Math.max(...document.getElementById('timeline-chart').data.at(-1).y)") == pytest.approx(93.13, abs=0.01)
+    assert page.evaluate("Math.max(...document.getElementById('timeline-chart').data.at(-1).y)") == pytest.approx(
+        93.13, abs=0.01
+    )
     seconds = page.evaluate("""() => {
       const start = performance.now();
       document.querySelector("#buffers th button").click();

@@ -1,0 +1,44 @@
+"""A diff tells what grew: buffers are matched by what they hold, not by the compiler's names."""
+
+import dataclasses
+
+from jaxmem.report._diff import diff
+from tests.report import samples
+
+
+def test_equal_reports_differ_in_nothing():
+    report = samples.gpt_report()
+    renamed = dataclasses.replace(
+        report, buffers=tuple(dataclasses.replace(b, name=f"other.{i}") for i, b in enumerate(report.buffers))
+    )
+    found = diff(report, renamed)
+    assert found.layers == () and found.buffers == ()
+    assert all(change.change_bytes == 0 for change in found.kinds)
+
+
+def test_a_buffer_that_grows_goes_and_comes():
+    before = samples.gpt_report()
+    largest, second = [b for b in before.buffers if b.op != "parameter"][:2]
+    new = dataclasses.replace(largest, layer="GPT/new", op="erf", size_bytes=7)
+    grown = dataclasses.replace(largest, size_bytes=largest.size_bytes + 1000, shape="f32[9]")
+    rest = tuple(b for b in before.buffers if b not in (largest, second))
+    found = diff(before, dataclasses.replace(before, buffers=(grown, new, *rest)))
+    changes = {(c.layer, c.before, c.after): c.change_bytes for c in found.buffers}
+    assert changes == {
+        (largest.layer, largest.shape, "f32[9]"): 1000,
+        ("GPT/new", "", largest.shape): 7,
+        (second.layer, second.shape, ""): -second.size_bytes,
+    }
+    assert [abs(c.change_bytes) for c in found.buffers] == sorted((1000, 7, second.size_bytes), reverse=True)
+
+
+def test_layers_that_differ_in_number_are_one():
+    before, after = (samples.gpt_report(scanned=False, layers=5, ops=2, scale=scale) for scale in (1.0, 0.5))
+    found = diff(before, after)
+    assert "GPT/block_*/mlp/gelu" in {change.name for change in found.layers}
+    assert any(
+        change.before.startswith("5 × bf16") and change.layer == "GPT/block_*/mlp/gelu" for change in found.buffers
+    )
+    total = sum(b.size_bytes for b in after.buffers) - sum(b.size_bytes for b in before.buffers)
+    assert sum(change.change_bytes for change in found.buffers) == total
+    assert sum(change.change_bytes for change in found.layers) == total
