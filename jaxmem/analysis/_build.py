@@ -113,7 +113,7 @@ def _accepted(made: CompiledProgram, name: str, target: Target) -> _Facts:
             got=f"{name!r}, lowered for {backend}",
             do="Pass the function and its arguments, or leave target out.",
         )
-    count = max(len(devices), 1)
+    count = target.device_count if target.deviceless else max(len(devices), 1)
     memory, arguments = read_memory(made.compiled), argument_bytes(made.compiled)
     capacity = target.memory_bytes
     if capacity is not None and backend == "cpu":

@@ -11,7 +11,7 @@ from jaxmem.analysis._hlo_flops import HloFlops, hlo_flops
 from jaxmem.analysis._memory import MemoryBytes
 from jaxmem.analysis.assignment import Assignment, BufferDump
 from jaxmem.errors import DoesNotFitError
-from jaxmem.targets import Target, compile_lowered
+from jaxmem.targets import Target, compile_noting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,6 +24,7 @@ class CompiledProgram:
       platform: of the compiler.
       text: the optimised, scheduled HLO; None where the backend keeps it to itself.
       assignment: where each buffer lies; None where nothing tells.
+      how: notes on how it was compiled, where that is not the usual way.
     """
 
     compiled: Any = None
@@ -31,6 +32,7 @@ class CompiledProgram:
     platform: str
     text: str | None = None
     assignment: Assignment | None = None
+    how: tuple[str, ...] = ()
 
     @functools.cached_property
     def module(self) -> Module | None:
@@ -56,7 +58,7 @@ class CompiledProgram:
     @property
     def notes(self) -> tuple[str, ...]:
         """What could not be read, and what it does not show."""
-        return self._flops[1]
+        return (*self.how, *self._flops[1])
 
     @property
     def assigned_bytes(self) -> MemoryBytes | None:
@@ -98,12 +100,12 @@ def compile_program(lowered, target: Target, compiler_options: Mapping[str, Any]
     """
     with BufferDump(compiler_options, platform=target.platform) as dump:
         try:
-            compiled = compile_lowered(lowered, target, dump.options)
+            compiled, notes = compile_noting(lowered, target, dump.options)
         except DoesNotFitError as error:
             found = dump.refused()
             text, assignment = found if found else (None, None)
             return CompiledProgram(refusal=error, platform=target.platform, text=text, assignment=assignment)
-        return read_compiled(compiled, target.platform, dump)
+        return dataclasses.replace(read_compiled(compiled, target.platform, dump), how=notes)
 
 
 def read_compiled(compiled, platform: str, dump: BufferDump | None = None) -> CompiledProgram:

@@ -16,6 +16,7 @@ from jaxmem.cli.compare import compare
 from jaxmem.cli.doctor import doctor
 from jaxmem.cli.explain_oom import explain_oom
 from jaxmem.cli.residuals import residuals
+from jaxmem.cli.targets import targets
 from jaxmem.cli.train import train
 
 # `add_completion=False`: its options crowd the help of a tool with five verbs.
@@ -28,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (analyze, compare, residuals, train, explain_oom, doctor):
+for verb in (analyze, compare, residuals, train, explain_oom, targets, doctor):
     app.command()(verb)
 
 

@@ -16,12 +16,13 @@ _WORDS = {"true": True, "false": False, "none": None, "null": None}
 def keywords_for(function: Callable, settings: Sequence[str], *, target: str | None, where: str) -> dict[str, Any]:
     """What to call `function` with.
 
-    `target` is passed if it is declared and given (or has no default); `mesh`, which this version
-    has no option for, is None where it has no default. Every name of `settings` must be declared.
+    `target`, the resolved one, and its `mesh` are passed if they are declared and --target is given (or they have no
+    default). Every name of `settings` must be declared.
 
     >>> def workload(*, seq=128, preset="tiny", target=None): ...
-    >>> keywords_for(workload, ["seq=8192"], target="cpu", where="workload()")
-    {'seq': 8192, 'target': 'cpu'}
+    >>> keywords = keywords_for(workload, ["seq=8192"], target="tpu-v5e:2x2", where="workload()")
+    >>> keywords["seq"], keywords["target"].device_count
+    (8192, 4)
     """
     declared, takes_any = _declared(function)
     options = {name: p for name, p in declared.items() if name not in RESERVED}
@@ -46,11 +47,15 @@ def keywords_for(function: Callable, settings: Sequence[str], *, target: str | N
             got=f"none for {', '.join(missing)}",
             do=f"Add {' '.join(f'--set {name}=…' for name in missing)}.",
         )
-    ours = {"target": target, "mesh": None}
     needed = [
-        n for n in declared if n in ours and (ours[n] is not None or declared[n].default is inspect.Parameter.empty)
+        n for n in RESERVED if n in declared and (target is not None or declared[n].default is inspect.Parameter.empty)
     ]
-    return keywords | {name: ours[name] for name in needed}
+    if not needed:
+        return keywords
+    from jaxmem.targets import resolve_target
+
+    resolved = resolve_target(target)
+    return keywords | {name: resolved if name == "target" else resolved.mesh for name in needed}
 
 
 def parse_setting(setting: str) -> tuple[str, Any]:

@@ -21,7 +21,7 @@ def load_workload(spec: str, *, target: str | None = None, settings: Sequence[st
 
     Args:
       spec: a Python file, and optionally the name of a function in it (default `workload`).
-      target: the value of --target, passed on if the function declares `target`.
+      target: the value of --target; a function that declares `target` is given it resolved, or its `mesh`.
       settings: the `NAME=VALUE` of each --set; the function must declare every NAME.
 
     Raises:

@@ -18,7 +18,13 @@ File = Annotated[
 ]
 Target = Annotated[
     str | None,
-    typer.Option("--target", metavar="T", help="What to compile for: local or cpu.", show_default="local"),
+    typer.Option(
+        "--target",
+        metavar="T",
+        help="What to compile for: local, cpu, or a chip that need not be here, such as tpu-v5e:2x2 or gpu-h100; "
+        "`jaxmem targets` lists them.",
+        show_default="local",
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

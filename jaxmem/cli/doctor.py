@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from jaxmem.cli import _checks, _environment
+from jaxmem.cli import _checks, _compilers, _environment
 from jaxmem.cli._errors import DOES_NOT_FIT, paragraph
 from jaxmem.cli._options import Debug, JsonOut
 from jaxmem.cli._output import STDOUT, check_writable, clean_stdout, write_json
@@ -39,7 +39,7 @@ def doctor(json_out: JsonOut = None, debug: Debug = False):
     """Check Python, JAX, the compilers of TPU and GPU targets, and the settings that matter."""
     check_writable(json_out, "--json")
     with clean_stdout(json_out == STDOUT) as stdout:
-        with stages("starting JAX"):
+        with stages("starting JAX and the compilers"):
             checks = examine()
         if json_out is not None:
             write_json(json_out, json.dumps({"checks": [vars(check) for check in checks]}, indent=2), stdout)
@@ -54,12 +54,14 @@ def examine() -> list[_checks.Check]:
     versions = {name: _version(name) for name in _PACKAGES}
     requirements = importlib.metadata.requires("jax") or [] if versions["jax"] else []
     probe = probe_jax() if versions["jax"] and versions["jaxlib"] else {"error": "jax is not installed"}
+    installed = [target for target, packages in _compilers.TARGETS.items() if any(map(_version, packages))]
     return [
         _checks.check_python(sys.version_info[:3]),
         *_checks.check_packages(versions),
         *_checks.check_backend(probe, _environment.accelerator_files()),
         _checks.check_tpu_compiler(versions, _checks.pinned_libtpu(requirements)),
         _checks.check_gpu_compiler(versions),
+        *_compilers.compile_checks(installed),
         *_checks.check_settings(os.environ, _environment.applied_defaults()),
     ]
 

@@ -12,8 +12,14 @@ from jaxmem.targets._place import place
 from jaxmem.targets._scope import on_target
 from jaxmem.targets._target import Target, resolve_target
 
-# Without autotuning XLA:GPU finds no tiles for some products, and gives up instead of leaving them to cuBLAS.
+# Without autotuning XLA:GPU finds no tiles for some products, and gives up instead of leaving them to cuBLAS. Not by
+# default: with Triton most programs need less, and which of the two a device will choose nobody knows.
 _NO_TRITON = ("xla_gpu_enable_triton_gemm", False)
+_LACKS_TILES = "Couldn't find output tile sizes"
+_NO_TRITON_NOTE = (
+    "Compiled with xla_gpu_enable_triton_gemm=false: without autotuning XLA:GPU finds no tiles for a product. So all "
+    "products go to cuBLAS, whose workspace (32 MiB on sm_90 and later, 4 MiB before) counts among the temporaries."
+)
 
 
 def compile_on(
@@ -52,7 +58,7 @@ def compile_on(
     placed = place(args, resolved, in_shardings=in_shardings)
     if in_shardings is not None and not resolved.deviceless:
         jit_options["in_shardings"] = in_shardings
-    jitted = fn if hasattr(fn, "trace") else jax.jit(fn, **jit_options)
+    jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn, **jit_options)
     with on_target(placed.target):
         lowered = jitted.trace(*placed.args).lower()
     return compile_lowered(lowered, resolved, compiler_options)
@@ -62,36 +68,36 @@ def compile_lowered(
     lowered: jax.stages.Lowered, target: Target, compiler_options: Mapping[str, Any] | None = None
 ) -> jax.stages.Compiled:
     """`lowered` compiled with the target's options; `compiler_options` win. Raises as `compile_on` does."""
+    return compile_noting(lowered, target, compiler_options)[0]
+
+
+def compile_noting(
+    lowered: jax.stages.Lowered, target: Target, compiler_options: Mapping[str, Any] | None = None
+) -> tuple[jax.stages.Compiled, tuple[str, ...]]:
+    """As `compile_lowered`, and notes on how it was compiled, where that is not the usual way."""
     options = {**dict(target.compiler_options), **dict(compiler_options or {})}
-    if not target.deviceless:
-        return lowered.compile(compiler_options=options)
+    if target.chip is None:
+        return lowered.compile(compiler_options=options), ()
+    notes: tuple[str, ...] = ()
     try:
-        compiled = _compile_without_device(lowered, target, options)
+        try:
+            compiled = lowered.compile(compiler_options=options)
+        except Exception as error:
+            name, value = _NO_TRITON
+            if target.platform != "gpu" or name in options or _LACKS_TILES not in str(error):
+                raise
+            compiled, notes = lowered.compile(compiler_options={**options, name: value}), (_NO_TRITON_NOTE,)
     except Exception as error:  # jaxlib's class for it differs from version to version
         oom = compile_oom(str(error))
         if oom is None:
             raise
         failed = DoesNotFitError(
             wanted=f"a program that fits a device of {target.name}",
-            got=" ".join(str(error).split())[:500],
+            got=" ".join(str(error).split())[:500].rstrip("."),
             do="Try more accumulation steps, remat, or bfloat16.",
         )
         failed.needed_bytes, failed.available_bytes, failed.text = oom.needed_bytes, oom.available_bytes, oom.text
         raise failed from error
-    if target.chip is not None and not target.chip.native_float8 and target.platform == "gpu":
+    if target.platform == "gpu" and not (target.chip.cudnn_attention and target.chip.native_float8):
         check_runs(compiled.as_text() or "", target.chip)
-    return compiled
-
-
-def _compile_without_device(lowered, target: Target, options: dict[str, Any]) -> jax.stages.Compiled:
-    name, value = _NO_TRITON
-    try:
-        return lowered.compile(compiler_options=options)
-    except Exception as error:
-        if target.platform != "gpu" or name in options or not _lacks_tiles(str(error)):
-            raise
-        return lowered.compile(compiler_options={**options, name: value})
-
-
-def _lacks_tiles(message: str) -> bool:
-    return "riton" in message or "tiling" in message or "No valid config" in message
+    return compiled, notes

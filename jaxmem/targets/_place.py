@@ -56,7 +56,16 @@ def place(args: tuple[Any, ...], target: Target, *, in_shardings: Any = None) ->
             f"Arguments are replicated, since none of them names a sharding: each of the {target.device_count} devices "
             f"of {target.name} holds all of them.",
         )
+    if any(_pinned(sharding) and not _pinned(leaf.sharding) for leaf, sharding in zip(moved, wanted, strict=True)):
+        notes += (
+            f"Arguments pinned to the host are counted on the device: {target.name}'s compiler, without the device, "
+            "knows no host memory for arguments.",
+        )
     return Placed(args=jax.tree.unflatten(tree, moved), target=target, notes=notes)
+
+
+def _pinned(sharding: Any) -> bool:
+    return isinstance(sharding, NamedSharding) and sharding.memory_kind == "pinned_host"
 
 
 def _broadcast(in_shardings: Any, args: tuple[Any, ...]) -> list[Any]:
@@ -106,7 +115,8 @@ def _move(leaf: Any, sharding: Any, mesh: Mesh, target: Target) -> Any:
     if isinstance(sharding, PartitionSpec):
         spec = sharding
     elif isinstance(sharding, NamedSharding):
-        spec, memory = sharding.spec, _memory_kind(sharding)
+        spec = sharding.spec
+        memory = "pinned_host" if _pinned(sharding) else None  # the device's own kind has a name on each platform
         if sharding.mesh.size == 1 and isinstance(sharding.mesh, Mesh):
             spec = PartitionSpec()
     missing = sorted({axis for part in spec for axis in _axes(part)} - set(mesh.axis_names))
@@ -119,12 +129,6 @@ def _move(leaf: Any, sharding: Any, mesh: Mesh, target: Target) -> Any:
     placed = NamedSharding(mesh, spec, memory_kind=memory)
     dtype = leaf.dtype
     return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=placed, weak_type=getattr(leaf, "weak_type", False))
-
-
-def _memory_kind(sharding: NamedSharding) -> str | None:
-    """Only host memory: the name of the device's own differs from platform to platform."""
-    kind = sharding.memory_kind
-    return kind if kind == "pinned_host" else None
 
 
 def _axes(part: Any) -> tuple[Any, ...]:

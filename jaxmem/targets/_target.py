@@ -61,7 +61,7 @@ class Target:
         return chip_count(self.topology) * self.chip.devices_per_chip
 
     @property
-    def devices(self) -> tuple[jax.Device, ...]:
+    def devices(self) -> tuple[Any, ...]:
         """The devices to compile for.
 
         Raises:

@@ -55,9 +55,7 @@ def tpu_devices(chip: Chip, topology: str) -> tuple[Any, ...]:
 
 def prepare_libtpu() -> None:
     """Sets what libtpu reads when it is loaded, where nobody has; nothing on a machine with a TPU of its own."""
-    import jax
-
-    if jax.config.jax_platforms and "tpu" in jax.config.jax_platforms.split(","):
+    if "tpu" in os.environ.get("JAX_PLATFORMS", "").split(","):
         return
     if "JAX_FORCE_TPU_INIT" in os.environ or (sys.platform.startswith("linux") and _tpu_attached()):
         return

@@ -32,7 +32,7 @@ def examine_step(step: "TrainStep") -> remat.Examination:
 
         return objective
 
-    args = (trainable, frozen, jax.eval_shape(split, step.workload.batch), state.rng, state.state)
+    args = (trainable, frozen, jax.eval_shape(split, step.abstract_batch()), state.rng, state.state)
     return remat.examine(loss, *args, argnums=0, policy=step.config.policy)
 
 

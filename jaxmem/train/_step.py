@@ -112,7 +112,7 @@ class TrainStep:
 
     def trace_for(self, target: Target) -> tuple[jax.stages.Traced, Target, tuple[str, ...]]:
         """The step traced for a target, the target with the mesh of the batch's sharding, and notes about both."""
-        placed = place((self.abstract_state(), self.abstract_batch()), target)
+        placed = place(self._sharded_arguments(), target)
         with on_target(placed.target) as scope:
             self.examine()
             traced = self._jitted.trace(*placed.args)
@@ -183,20 +183,24 @@ class TrainStep:
         return self._examination
 
     def abstract_state(self) -> TrainState:
-        """Shapes and dtypes of the state that `init` makes; of what was given to the workload, its shardings too."""
+        """Shapes and dtypes of the state that `init` makes."""
         # The key is abstract too: on the devices of a target nothing can be made.
         rng = jax.eval_shape(lambda: self._rng)
-        state = jax.eval_shape(self._init, self._given(), rng)
-        params, rest = (
-            tree if given is None else jax.tree.map(_with_sharding_of, tree, given)
-            for tree, given in zip((state.params, state.state), self._given(), strict=True)
-        )
-        return dataclasses.replace(state, params=params, state=rest)
+        return jax.eval_shape(self._init, jax.tree.map(_unsharded, self._given()), rng)
 
     def abstract_batch(self) -> Any:
-        """Shapes, dtypes and shardings of the example batch."""
-        shapes = jax.eval_shape(lambda batch: batch, self.workload.batch)
-        return jax.tree.map(_with_sharding_of, shapes, self.workload.batch)
+        """Shapes and dtypes of the example batch."""
+        return jax.eval_shape(lambda batch: batch, jax.tree.map(_unsharded, self.workload.batch))
+
+    def _sharded_arguments(self) -> tuple[TrainState, Any]:
+        """`abstract_state` and `abstract_batch` with the shardings of what the workload was given."""
+        state, given = self.abstract_state(), self._given()
+        params, rest = (
+            tree if own is None else jax.tree.map(_with_sharding_of, tree, own)
+            for tree, own in zip((state.params, state.state), given, strict=True)
+        )
+        batch = jax.tree.map(_with_sharding_of, self.abstract_batch(), self.workload.batch)
+        return dataclasses.replace(state, params=params, state=rest), batch
 
     # -- tracing ---------------------------------------------------------------------------------
 
@@ -290,3 +294,10 @@ def _with_sharding_of(shape: jax.ShapeDtypeStruct, leaf: Any) -> jax.ShapeDtypeS
     if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding, weak_type=shape.weak_type)
     return shape
+
+
+def _unsharded(leaf: Any) -> Any:
+    """A shape without its sharding, which would be part of what is traced where the mesh's axes are explicit."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct) or leaf.sharding is None:
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxmem.cli import doctor
+from jaxmem.cli import _compilers, doctor
 from jaxmem.cli._checks import (
     check_backend,
     check_gpu_compiler,
@@ -104,6 +104,9 @@ def test_the_doctor_on_this_machine_as_json(capfd):
     assert ran.code == 0 and ran.err == ""
     assert checks["backend"]["found"].startswith("cpu: 8 x")
     assert checks["Python"]["status"] == checks["jax"]["status"] == "ok"
+    for target in ("tpu-v5e", "gpu-h100"):
+        check = checks[f"compiling for {target}"]
+        assert check["status"] == "ok" and check["found"].startswith("a program of 262144 bytes in ")
 
 
 def test_a_backend_that_aborts_is_reported_not_shared(capfd, monkeypatch):
@@ -116,3 +119,11 @@ def test_a_backend_that_aborts_is_reported_not_shared(capfd, monkeypatch):
 def test_a_backend_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(doctor, "PROBE_SECONDS", 0.01)
     assert "did not start within" in doctor.probe_jax()["error"]
+
+
+def test_a_compiler_that_fails_or_hangs_is_a_warning_with_a_cure(monkeypatch):
+    (check,) = _compilers.compile_checks(["gpu-h10"])
+    assert (check.status, check.cure) == ("warn", "Did you mean gpu-h100?")
+    monkeypatch.setattr(_compilers, "COMPILE_SECONDS", 0.01)
+    (check,) = _compilers.compile_checks(["tpu-v5e"])
+    assert check.status == "warn" and "not done within" in check.found

@@ -64,10 +64,21 @@ def test_settings_reach_the_function_as_literals_or_text(tmp_path):
 
 
 def test_a_declared_target_is_passed_and_otherwise_not(tmp_path):
-    source = LINEAR + "\n    def built(target='nowhere', mesh=None):\n        return workload(rows=len(target))\n"
+    source = (
+        LINEAR
+        + """
+    def built(target=None, mesh=None):
+        return workload(rows=2 if target is None else target.device_count, width=1 if mesh is None else mesh.size)
+
+    def needing(mesh):
+        return workload(rows=mesh.size)
+"""
+    )
     path = write(tmp_path, source)
-    assert load_workload(f"{path}:built", target="cpu").batch.shape == (3, 4)
-    assert load_workload(f"{path}:built").batch.shape == (7, 4)
+    assert load_workload(f"{path}:built", target="cpu").batch.shape == (1, 1)
+    assert load_workload(f"{path}:built", target="tpu-v5e:2x4").batch.shape == (8, 8)
+    assert load_workload(f"{path}:built").batch.shape == (2, 1)
+    assert load_workload(f"{path}:needing").batch.shape == (1, 4)
     assert load_workload(path, target="cpu").batch.shape == (8, 4)
 
 
