@@ -57,7 +57,7 @@ def run_step(step: TrainStep, batch: Any, given: TrainState | None, rng: Any, li
     compiled = _checked(kept.compile(), limit_bytes)
     state, metrics = compiled(_state(kept, given, rng), batch)
     return Outcome(
-        loss=float(metrics["loss"]), gradients=_to_host(state.opt_state.gradients), state=_to_host(state.state)
+        loss=float(metrics["loss"]), gradients=_to_host(state.opt_state["gradients"]), state=_to_host(state.state)
     )
 
 
@@ -164,21 +164,15 @@ def available_bytes() -> int | None:
         return limit
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Kept:
-    gradients: Any
-
-
 def _keep_gradients() -> optax.GradientTransformation:
     """Leaves parameters as they are; its state is the last gradient."""
 
     def init(params):
-        return _Kept(jax.tree.map(jnp.zeros_like, params))
+        return {"gradients": jax.tree.map(jnp.zeros_like, params)}
 
-    def update(gradients, state, params=None):
+    def update(updates, state, params=None):
         del state, params
-        return jax.tree.map(jnp.zeros_like, gradients), _Kept(gradients)
+        return jax.tree.map(jnp.zeros_like, updates), {"gradients": updates}
 
     return optax.GradientTransformation(init, update)
 
@@ -230,8 +224,10 @@ def _rules(loss, trainable, batch, rng, state) -> list[str]:
     def trace(*args):
         trainable, batch, rng, state = args
         terms = _terms(loss(trainable, batch, rng=rng, state=state))
-        kinds = {Sum: "sum"}
-        found[:] = [kinds.get(type(term), "weighted") if isinstance(term, Objective) else "mean" for _, term in terms]
+        found[:] = [
+            "sum" if isinstance(term, Sum) else "weighted" if isinstance(term, Objective) else "mean"
+            for _, term in terms
+        ]
 
     jax.eval_shape(trace, trainable, batch, rng, state)
     return found

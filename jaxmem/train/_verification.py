@@ -72,7 +72,7 @@ class Verification:
     def verdict(self) -> Verdict:
         """ "fail" if any promise is broken, else "uncertain" if any could not be checked, else "pass"."""
         verdicts = {check.verdict for check in self.checks}
-        return next((verdict for verdict in ("fail", "uncertain") if verdict in verdicts), "pass")
+        return "fail" if "fail" in verdicts else "uncertain" if "uncertain" in verdicts else "pass"
 
     @property
     def passed(self) -> bool:

@@ -6,29 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from jaxmem.analysis import MemoryReport, format_bytes, format_flops
+from jaxmem.analysis import MemoryReport
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import RematWarning, RematWithoutEffect, WorkloadError
 from jaxmem.targets import Target, resolve_target
+from jaxmem.train import _promises as promises
 from jaxmem.train._analysis import analyze
 from jaxmem.train._gradients import Outcome, PlainLoss, TooLarge, available_bytes, fill_batch, run_one_by_one, run_step
 from jaxmem.train._state import TrainState
 from jaxmem.train._step import TrainStep, make_train_step
-from jaxmem.train._verification import Check, Verdict, Verification
-from jaxmem.workload import path_string
-
-# Relative L2 distance that rounding may make in the worst leaf: some hundred times the dtype's epsilon in float32,
-# where only the order of sums differs, a dozen times in the narrow ones, where every operation rounds.
-TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-# A leaf whose true gradient is zero (a bias before a normalisation) holds nothing but rounding: leaves are measured
-# against at least this share of the root mean square of the whole gradient.
-_FLOOR = 1e-2
-# By how much a compiler's temporaries may grow by its choice of fusions and layouts.
-_SLACK, _SLACK_BYTES = 0.02, 4096
-_MERGED = 0.05  # share of asked recomputation that may be missing, or too much
+from jaxmem.train._verification import Check, Verification
 
 
 def verify(
@@ -96,9 +84,10 @@ class Verifier:
         rng: Any = None,
         target: str | Target | None = None,
         limit_bytes: int | None = None,
-        progress: Callable[[str], None] = lambda stage: None,
+        progress: Callable[[str], None] | None = None,
     ):
-        self.state, self.batch, self.rng, self.progress = state, batch, rng, progress
+        self.state, self.batch, self.rng = state, batch, rng
+        self.progress = progress or (lambda stage: None)
         self.target = resolve_target(target)
         self.limit_bytes = available_bytes() if limit_bytes is None else limit_bytes
         self._references: dict[Any, tuple[Outcome, str] | TooLarge] = {}
@@ -136,8 +125,12 @@ class Verifier:
         batch, made = fill_batch(workload.batch if self.batch is None else self.batch, rng)
         notes = ["The batch is only a shape: its integers are random zeros and ones."] if made else []
         plain = self._plain_loss(workload, batch)
-        dtype = _narrowest(step.config, plain.narrow)
-        fields = {"gradient_tolerance": TOLERANCES[dtype], "tolerance_dtype": dtype, "reference": "the plain step"}
+        dtype = promises.narrowest(step.config, plain.narrow)
+        fields = {
+            "gradient_tolerance": promises.TOLERANCES[dtype],
+            "tolerance_dtype": dtype,
+            "reference": "the plain step",
+        }
         try:
             self.progress("computing gradients")
             got = run_step(step, batch, self.state, rng, self.limit_bytes)
@@ -147,21 +140,21 @@ class Verifier:
             detail = f"Not compared: {error}" if refused else f"Not compared: {error}."
             return fields, [Check(name="gradients", verdict="uncertain", detail=detail)], notes
         tolerance = fields["gradient_tolerance"]
-        error, path = _worst_leaf(got.gradients, expected.gradients)
-        state_error, state_path = _worst_leaf(got.state, expected.state)
+        error, path = promises.worst_leaf(got.gradients, expected.gradients)
+        state_error, state_path = promises.worst_leaf(got.state, expected.state)
         loss_error = abs(got.loss - expected.loss) / max(abs(expected.loss), 1e-12)
         fields |= {"gradient_error": error, "gradient_path": path, "loss": got.loss, "reference_loss": expected.loss}
         limit = f"{tolerance:.0e} allowed for {dtype}"
         checks = [
-            _within(
+            promises.within(
                 "gradients", error, tolerance, f"Relative distance {error:.1e} in the worst leaf, {path}; {limit}."
             ),
-            _within("loss", loss_error, tolerance, f"{got.loss:.6g} against {expected.loss:.6g}; {limit}."),
+            promises.within("loss", loss_error, tolerance, f"{got.loss:.6g} against {expected.loss:.6g}; {limit}."),
         ]
         if jax.tree.leaves(got.state):
             fields["state_error"] = state_error
             detail = f"Relative distance {state_error:.1e} in the worst leaf, {state_path}; {limit}."
-            checks.append(_within("state", state_error, tolerance, detail))
+            checks.append(promises.within("state", state_error, tolerance, detail))
         return fields, checks, notes
 
     def _plain_loss(self, workload, batch) -> PlainLoss:
@@ -217,9 +210,9 @@ class Verifier:
         }
         checks = []
         if not step.config.policy.keeps_everything:
-            checks = [_residuals(before, after), _temps(before, after), _recompute(after)]
+            checks = [promises.residuals(before, after), promises.temps(before, after), promises.recompute(after)]
         if step.config.policy.offload:
-            checks.append(_host(before, after))
+            checks.append(promises.host(before, after))
         return fields, checks
 
     def _report(self, step: TrainStep) -> MemoryReport:
@@ -231,86 +224,3 @@ class Verifier:
 
 def _with(step: TrainStep, **fields) -> TrainStep:
     return make_train_step(step.workload, dataclasses.replace(step.config, **fields))
-
-
-def _within(name: str, error: float, tolerance: float, detail: str) -> Check:
-    return Check(name=name, verdict="pass" if error <= tolerance else "fail", detail=detail)  # NaN fails
-
-
-def _residuals(before: MemoryReport, after: MemoryReport) -> Check:
-    old, new = before.saved_residual_bytes, after.saved_residual_bytes
-    verdict: Verdict = "uncertain" if old is None or new is None else "pass" if new < old else "fail"
-    return Check(
-        name="residuals", verdict=verdict, detail=f"{format_bytes(new)} with remat, {format_bytes(old)} without."
-    )
-
-
-def _temps(before: MemoryReport, after: MemoryReport) -> Check:
-    old, new = before.temp_bytes, after.temp_bytes
-    detail = f"{format_bytes(new)} with remat, {format_bytes(old)} without."
-    if old is None or new is None:
-        return Check(name="temps", verdict="uncertain", detail=detail)
-    if new <= old * (1 + _SLACK) + _SLACK_BYTES:
-        return Check(name="temps", verdict="pass", detail=detail)
-    if after.backend == "cpu":
-        detail += " XLA:CPU's temporaries do not show what an accelerator's would."
-        return Check(name="temps", verdict="uncertain", detail=detail)
-    return Check(name="temps", verdict="fail", detail=detail)
-
-
-def _host(before: MemoryReport, after: MemoryReport) -> Check:
-    old, new = before.host_temp_bytes, after.host_temp_bytes
-    detail = f"{format_bytes(new)} on the host with offload, {format_bytes(old)} without."
-    if after.backend == "cpu":
-        detail = "XLA:CPU keeps host and device values in one memory, so offload is not evidenced."
-        return Check(name="host", verdict="uncertain", detail=detail)
-    if old is None or new is None:
-        return Check(name="host", verdict="uncertain", detail=detail)
-    return Check(name="host", verdict="pass" if new > old else "fail", detail=detail)
-
-
-def _recompute(after: MemoryReport) -> Check:
-    asked, found = after.asked_recompute_flops, after.recompute_flops
-    detail = f"{format_flops(asked)} asked for, {format_flops(found)} found in the compiled program."
-    if asked is None or found is None or after.devices > 1:
-        return Check(name="recompute", verdict="uncertain", detail=detail)
-    if found < asked * (1 - _MERGED):
-        detail += " The compiler merged the rest with the first computation: those residuals are kept."
-        # XLA:CPU drops the barrier that keeps the two apart, whatever an accelerator's compiler does.
-        return Check(name="recompute", verdict="uncertain" if after.backend == "cpu" else "fail", detail=detail)
-    if found > asked * (1 + _MERGED):
-        detail += " The compiler recomputes more of its own accord."
-    return Check(name="recompute", verdict="pass", detail=detail)
-
-
-def _narrowest(config: MemoryConfig, of_its_own: frozenset[str]) -> str:
-    """The narrowest floating dtype that a step rounds to, be it the config's or the loss's own."""
-    dtypes = config.dtypes
-    named = {name for name in (dtypes.compute, dtypes.accumulator, dtypes.params) if name in TOLERANCES} | of_its_own
-    return max(named, key=lambda name: TOLERANCES[name])
-
-
-def _worst_leaf(got: Any, expected: Any) -> tuple[float, str]:
-    """The largest relative L2 distance of a leaf, and its path; integers must be equal."""
-    pairs = [
-        (path_string(path), np.asarray(one), np.asarray(other))
-        for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(expected), strict=True)
-    ]
-    floats = [other.astype(np.float64) for _, _, other in pairs if _is_float(other)]
-    count = sum(leaf.size for leaf in floats)
-    spread = np.sqrt(sum(float(np.sum(leaf**2)) for leaf in floats) / count) if count else 0.0
-    worst, where = 0.0, pairs[0][0] if pairs else ""
-    for path, one, other in pairs:
-        if _is_float(other):
-            one, other = one.astype(np.float64), other.astype(np.float64)
-            scale = max(float(np.linalg.norm(other)), _FLOOR * spread * np.sqrt(other.size), 1e-30)
-            error = float(np.linalg.norm(one - other)) / scale
-        else:
-            error = 0.0 if np.array_equal(one, other) else float("inf")
-        if not error <= worst:  # a NaN is the worst of all
-            worst, where = (float("inf") if np.isnan(error) else error), path
-    return worst, where
-
-
-def _is_float(leaf) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.floating)

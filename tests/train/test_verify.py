@@ -14,8 +14,8 @@ import jaxmem
 from examples import gpt, resnet_batchnorm, vit_nnx
 from jaxmem import MemoryConfig, Policy, Workload, make_train_step
 from jaxmem.errors import WorkloadError
-from jaxmem.train import verify
-from jaxmem.train._verify import Verifier, _worst_leaf
+from jaxmem.train import Verifier, verify
+from jaxmem.train._promises import worst_leaf
 
 ROWS, WIDTH, LAYERS = 16, 16, 2
 MASK = (np.arange(ROWS) % 2 == 0) | (np.arange(ROWS) > 12)  # micro-batches of unequal weight
@@ -183,15 +183,15 @@ def test_offload_is_not_evidenced_on_a_cpu():
     assert found["gradients"].verdict == "pass" and found["host"].verdict == "uncertain", str(found)
 
 
-def test_the_worst_leaf():
+def test_theworst_leaf():
     ones = {"a": np.ones(4), "b": np.zeros(4), "n": np.arange(3)}
-    assert _worst_leaf(ones, ones)[0] == 0
-    assert _worst_leaf({**ones, "a": np.full(4, 1.5)}, ones) == (0.5, "a")
-    error, path = _worst_leaf({**ones, "b": np.full(4, 1e-6)}, ones)  # a gradient of zero, and rounding
+    assert worst_leaf(ones, ones)[0] == 0
+    assert worst_leaf({**ones, "a": np.full(4, 1.5)}, ones) == (0.5, "a")
+    error, path = worst_leaf({**ones, "b": np.full(4, 1e-6)}, ones)  # a gradient of zero, and rounding
     assert path == "b" and error < 1e-3
-    assert _worst_leaf({**ones, "b": np.full(4, np.nan)}, ones) == (float("inf"), "b")
-    assert _worst_leaf({**ones, "n": np.arange(1, 4)}, ones) == (float("inf"), "n")
-    assert _worst_leaf(None, None) == (0.0, "")
+    assert worst_leaf({**ones, "b": np.full(4, np.nan)}, ones) == (float("inf"), "b")
+    assert worst_leaf({**ones, "n": np.arange(1, 4)}, ones) == (float("inf"), "n")
+    assert worst_leaf(None, None) == (0.0, "")
 
 
 def test_the_result_is_json_and_reads_well():
