@@ -36,6 +36,12 @@ def html_report(report: MemoryReport | Comparison, *, against: MemoryReport | No
 
     Raises:
       InputError: neither a report nor a comparison, or a comparison against something.
+
+    >>> import jax
+    >>> from jaxmem.analysis import analyze
+    >>> report = analyze(lambda x: x @ x, jax.ShapeDtypeStruct((8, 8), "float32"), target="cpu")
+    >>> html_report(report).startswith("<!doctype html>")
+    True
     """
     if against is not None and not (isinstance(report, MemoryReport) and isinstance(against, MemoryReport)):
         raise InputError(

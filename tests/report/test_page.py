@@ -79,6 +79,12 @@ def test_dragging_zooms_and_a_double_click_shows_all(page):
     until(page, f"{span} === {whole}")
 
 
+def test_no_button_sends_the_data_anywhere(page):
+    """Plotly's own choice of buttons has one that does."""
+    buttons = page.locator(".modebar-btn").evaluate_all("buttons => buttons.map((b) => b.dataset.title)")
+    assert set(buttons) == {"Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"}
+
+
 def test_loops_are_drawn_with_their_trips(page):
     notes = page.locator("#timeline-chart .annotation-text").all_text_contents()
     assert notes.count("× 12") == 2 and any(note.startswith("peak ") for note in notes)

@@ -90,6 +90,14 @@
     return `rgb(${[0, 1, 2].map((i) => Math.round(a[i] * share + b[i] * (1 - share))).join(",")})`;
   }
 
+  // Dark on pale and pale on dark, by the luminance that contrast is reckoned from.
+  function readable(colour) {
+    const hex = colour.startsWith("#") && colour.slice(1).match(/../g).map((pair) => parseInt(pair, 16));
+    const parts = hex || colour.match(/[\d.]+/g).map(Number);
+    const [r, g, b] = parts.map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#0e1319" : "#ffffff";
+  }
+
   const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
   const DEPTHS = ["#37506e", "#4f6f95", "#6c8db3", "#8daacb", "#b0c5dd", "#d0dcea"];
@@ -108,6 +116,7 @@
       if (!byKind) return DEPTHS[Math.min(entry.depth, DEPTHS.length - 1)];
       return colours.get(entry.kind) ?? mixed(colours.get(entry.most) ?? page.colour("--sunken"), ground, 0.3);
     };
+    const colourOf = entries.map(colour);
     const trace = {
       type: shape,
       ids: entries.map((entry) => entry.id),
@@ -120,8 +129,9 @@
       hovertext: entries.map((entry) =>
         page.hover([entry.path || entry.name, entry.kind && page.label(entry.kind), `${page.bytes(entry.total)}, ${((100 * entry.total) / total).toFixed(1)} %`])),
       hovertemplate: "%{hovertext}<extra></extra>",
-      marker: { colors: entries.map(colour), line: { width: 0.5, color: ground } },
+      marker: { colors: colourOf, line: { width: 0.5, color: ground } },
       leaf: { opacity: 1 },
+      textfont: { color: colourOf.map(readable) },
       pathbar: { thickness: 22, textfont: { size: 12 } },
       maxdepth: narrow ? 3 : 5,
       tiling: shape === "treemap" ? { pad: 1 } : { pad: 0, orientation: "h" },
@@ -129,7 +139,7 @@
     if (shape === "treemap") trace.marker.pad = { t: 20, l: 2, r: 2, b: 2 };
     const layout = page.layout({ margin: { l: 0, r: 0, t: 4, b: 4 }, uniformtext: { minsize: 10, mode: "hide" } });
     page.legend("layers", byKind ? kinds : []);
-    return Plotly.react("layers-chart", [trace], layout, page.config);
+    return Plotly.react("layers-chart", [trace], layout, { ...page.config, modeBarButtons: [["toImage"]] });
   }
   page.charts.push(draw);
   for (const id of ["layers-shape", "layers-colour", "layers-together"]) page.one(id).addEventListener("change", () => draw(page.report));

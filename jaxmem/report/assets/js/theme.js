@@ -29,6 +29,7 @@
       font: { color: muted, size: 12, family: getComputedStyle(document.body).fontFamily },
       margin: { l: 64, r: 16, t: 24, b: 44 },
       showlegend: false,
+      ...(page.printing ? { width: 680 } : {}), // as wide as a sheet, whatever the window
       hoverlabel: { bgcolor: surface, bordercolor: muted, font: { color: text, size: 12 }, align: "left", namelength: -1 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: text },
       xaxis: { ...axis, ...xaxis },
@@ -39,7 +40,9 @@
   page.config = {
     displaylogo: false,
     responsive: true,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toggleSpikelines", "hoverClosestCartesian", "hoverCompareCartesian"],
+    // Named one by one: among plotly's own choice is one that sends the data to a server.
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
+    plotlyServerURL: "",
   };
 
   function set(theme) {
@@ -73,10 +76,12 @@
 
   // On paper everything is light, and printing does not wait.
   addEventListener("beforeprint", () => {
+    page.printing = true;
     set("light");
     if (typeof Plotly !== "undefined") for (const draw of page.charts) draw(page.report);
   });
   addEventListener("afterprint", () => {
+    page.printing = false;
     page.followSystem();
     page.redraw();
   });

@@ -88,7 +88,7 @@
       const left = Math.max(start, from);
       const right = Math.min(end + 1, to);
       if (((right - left) / (to - from)) * (page.one(id).clientWidth - 80) < 28) return;
-      annotations.push({ xref: "x", yref: "paper", x: left, xanchor: "left", y: 1 - 0.07 * depth, yanchor: "top", showarrow: false, text: trips === null ? "loop" : `× ${trips}`, hovertext: page.plain(line.strings[name]).slice(0, 80), font: { color: page.colour("--text"), size: 12 }, bgcolor: page.colour("--surface"), opacity: 0.9 });
+      annotations.push({ xref: "x", yref: "paper", x: left, xanchor: "left", y: 1 - 0.07 * depth, yanchor: depth ? "top" : "bottom", showarrow: false, text: trips === null ? "loop" : `× ${trips}`, hovertext: page.plain(line.strings[name]).slice(0, 80), font: { color: page.colour("--text"), size: 12 }, bgcolor: page.colour("--surface"), opacity: 0.9 });
     });
     return { shapes, annotations };
   }
