@@ -16,7 +16,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem.analysis import hlo_flops, jaxpr_flops
-from jaxmem.policy import Policy
+from jaxmem.policy import PRESETS, Policy
 from jaxmem.remat import checkpoint
 from tests.deviceless.compiling import compile_on
 
@@ -140,8 +140,10 @@ def linen_loss(policy, scanned):
 def nnx_loss(policy, scanned):
     def loss(p, x):
         if scanned:
-            block = checkpoint(lambda p, x: Nnx(p)(x), policy, scanned=True)
-            return (jax.lax.scan(lambda x, each: (block(each, x), None), x, p)[0] ** 2).sum()
+            stack = nnx.scan(
+                lambda x, block: checkpoint(block, policy, scanned=True)(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry
+            )
+            return (stack(x, Nnx(p)) ** 2).sum()
         for i in range(LAYERS):
             x = checkpoint(Nnx({name: leaf[i] for name, leaf in p.items()}), policy)(x)
         return (x**2).sum()
@@ -155,6 +157,11 @@ LOSSES = {"function": function_loss, "linen": linen_loss, "nnx": nnx_loss}
 @functools.cache
 def plain_gradients():
     return jax.tree.map(np.asarray, jax.jit(jax.grad(function_loss("none", True), argnums=(0, 1)))(params(), X))
+
+
+def test_every_preset_is_here():
+    assert set(PRESETS) - set(RECOMPUTED) == {"save_qkv"}
+    assert PRESETS["save_qkv"] == PRESETS["save_qkv_proj"]
 
 
 def expected(policy):
