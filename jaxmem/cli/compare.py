@@ -89,8 +89,7 @@ def compare(
 
 def _verify(workload, variants, comparison, target, stage) -> dict[str, "Verification"]:
     """Each row's step against its plain reference; what the rows compiled is not compiled again."""
-    from jaxmem import make_train_step
-    from jaxmem.train import Verifier
+    from jaxmem.train import Verifier, make_train_step
 
     verifier = Verifier(target=target, progress=stage)
     steps = {name: make_train_step(workload, config) for name, config in variants.items()}
