@@ -7,7 +7,16 @@ import pytest
 
 import jaxmem
 from jaxmem.errors import UnsupportedByChip
-from jaxmem.targets import compile_on, find_chip, place, resolve_target, unknown_scratch_bytes
+from jaxmem.targets import (
+    compile_noting,
+    compile_on,
+    find_chip,
+    on_target,
+    place,
+    resolve_target,
+    unknown_scratch_bytes,
+)
+from tests.deviceless.test_blocks import vit
 
 TARGETS = ["tpu-v5e:1x1", "tpu-v4:2x2x1", "gpu-h100", "gpu-t4", "gpu-a100-40g", "gpu-h100:1x1x8"]
 
@@ -45,24 +54,20 @@ def test_a_step_with_a_target_lowers_and_compiles_for_it():
 
 
 def test_without_tiles_for_triton_products_go_to_cublas_and_the_report_says_so():
-    """65 tokens: the first try fails on H100 for want of autotuning, as an attempt without the retry shows."""
-
-    def gradient(params, x):
-        def project(params, x):
-            q, k = jnp.einsum("btd,kdhe->kbthe", x, params)
-            return jnp.sum(jax.nn.softmax(jnp.einsum("bqhe,bkhe->bhqk", q, k)) ** 2)
-
-        return jax.grad(project, (0, 1))(params, x)
-
-    args = shape(2, 64, 4, 16), shape(67, 65, 64)
-    report = jaxmem.analyze(gradient, *args, target="gpu-h100")
+    """A ViT of 17 tokens: jax 0.10.2 finds no tiles for its rows; where a newer one does, there is nothing to say."""
+    target = resolve_target("gpu-h100")
+    traced, _, _ = jaxmem.make_train_step(vit(layers=1)).trace_for(target)
+    with on_target(target):
+        lowered = traced.lower()
+    _, notes = compile_noting(lowered, target)
     try:
-        compile_on("gpu-h100", gradient, *args, compiler_options={"xla_gpu_enable_triton_gemm": True})
+        compile_noting(lowered, target, {"xla_gpu_enable_triton_gemm": True})  # given, so nothing else is tried
         found_tiles = True
     except Exception as error:  # of jaxlib's making
         assert "output tile sizes" in str(error)  # noqa: PT017
         found_tiles = False
-    assert any("xla_gpu_enable_triton_gemm=false" in note for note in report.warnings) is not found_tiles
+    assert any("xla_gpu_enable_triton_gemm=false" in note for note in notes) is not found_tiles
+    assert jax.__version__ != "0.10.2" or not found_tiles
 
 
 def test_cudnn_attention_is_refused_below_sm_80_where_the_compiler_lets_it_pass():
