@@ -91,8 +91,16 @@ def parse_hlo(text: str) -> Module:
             found = _INSTRUCTION.match(line)
             if found:
                 root, name, type_, opcode, rest = found.groups()
+                if "#" in rest:
+                    _add_elements(current.instructions, rest)
                 current.instructions[name] = Instruction(name, type_, opcode, rest, bool(root))
     return Module(computations, entry)
+
+
+def _add_elements(instructions: dict[str, Instruction], rest: str) -> None:
+    """Some dumps write `%x#5` for an element of a tuple: instructions of that name, which the text leaves out."""
+    for name, of, index in _ELEMENT.findall(rest[: _closing(rest)]):
+        instructions.setdefault(name, Instruction(name, "", "get-tuple-element", f"%{of}), index={index}", False))
 
 
 def parse_shape(type_text: str) -> tuple[int, ...]:
@@ -107,6 +115,7 @@ def parse_shape(type_text: str) -> tuple[int, ...]:
     return tuple(int(d.lstrip("<=")) for d in match.group(1).split(","))
 
 
+_ELEMENT = re.compile(r"%(([^\s,()#]+)#(\d+))")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 
 

@@ -176,11 +176,13 @@ def _findings(report: MemoryReport) -> list:
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
+    cured = ""
     for finding in report.findings[:_FINDINGS]:
+        cure, cured = ("" if finding.cure == cured else f"\n→ {finding.cure}"), finding.cure
         about = "about " if finding.estimated else ""
         table.add_row(
             Text(f"{about}{format_bytes(finding.size_bytes)}", style="yellow"),
-            Text.assemble(finding.title, (f"\n→ {finding.cure}", "dim")),
+            Text.assemble(finding.title, (cure, "dim")),
         )
     more = len(report.findings) - _FINDINGS
     rest = [Text(f"and {more} more: --json or --html shows them", style="dim")] if more > 0 else []

@@ -97,7 +97,7 @@ def attribute(
             buffers=tuple(sorted(_rooted(temporary), key=lambda b: (-b.size_bytes, b.name))[:_MAP_BUFFERS]),
         ),
         padding_bytes=sum(b.padding_bytes for b in chosen),
-        findings=findings(chosen, namer.origins, namer.graph, donation_misses, backend),
+        findings=findings(chosen, namer.origins, namer.graph, donation_misses, backend, assignment.schedule),
         total_bytes=sum(by_kind.values()),
     )
 
@@ -111,6 +111,8 @@ class _Namer:
         self.origins: dict[str, Origin] = {}  # by the buffer's name
 
     def temporary(self, value: Value) -> Buffer:
+        if value.layout.startswith("("):
+            return self._pointers(value)
         own = self.graph.instruction(value.name)
         found = origin(self.graph, value.name, value.index)
         if found:
@@ -124,6 +126,8 @@ class _Namer:
         elif kind in ("gradients", "accumulators"):
             path = self.kinds.parameter_path(parse_shape(value.layout), said.layer)
         frame = self.frames.of(found.instruction.rest) if found else None
+        if found and said.op and not said.layer:
+            said = said._replace(layer=self.frames.modules(found.instruction.rest))
         return Buffer(
             name=_value_name(value),
             kind=kind,
@@ -145,18 +149,34 @@ class _Namer:
             end=value.end,
         )
 
+    def _pointers(self, value: Value) -> Buffer:
+        """The table of addresses that a tuple is."""
+        return Buffer(
+            name=_value_name(value),
+            kind="workspace",
+            op="tuple",
+            shape="tuple",
+            layout=value.layout,
+            size_bytes=value.size_bytes,
+            allocation=value.allocation,
+            offset_bytes=value.offset_bytes,
+            start=value.start,
+            end=value.end,
+        )
+
     def resident(self, allocation: Allocation, length: int) -> Buffer:
         """An argument or an output: alive from the first position to the last."""
         argument = self.arguments.get(allocation.parameter) if allocation.parameter is not None else None
         value = max(allocation.values, key=lambda v: v.size_bytes, default=None)
         layout = argument.type if argument else (value.layout if value else "")
+        shape = "tuple" if layout.startswith("(") else layout.split("{")[0]
         return Buffer(
             name=_value_name(value) if value else f"allocation {allocation.number}",
             kind=argument.kind if argument else "outputs",
             layer="",
             path=argument.path if argument else "",
             op="parameter" if argument else "output",
-            shape=layout.split("{")[0],
+            shape=shape,
             layout=layout,
             size_bytes=allocation.size_bytes,
             padding_bytes=_padding(layout),
@@ -211,17 +231,25 @@ def _at(buffers: list[Buffer], position: int) -> list[Buffer]:
 
 
 def _rooted(buffers: list[Buffer]) -> list[Buffer]:
-    """Arguments get a layer from their path, under the one module that all computed layers share."""
-    roots = {b.layer.split("/")[0] for b in buffers if b.layer}
-    keys = {key for b in buffers if b.path for key in _keys(b.path)}
-    root = next(iter(roots)) if len(roots) == 1 and not roots & keys else ""
+    """Layers under one root: arguments get theirs from their path, below the module that most layers share.
+
+    The compiler loses that module's name here and there.
+    """
+    keys = {key for b in buffers if b.path for key in _keys(b.path)[:1]}
+    sizes: dict[str, int] = {}
+    for buffer in buffers:
+        first = buffer.layer.split("/")[0]
+        if first and first not in keys:
+            sizes[first] = sizes.get(first, 0) + buffer.size_bytes
+    root = max(sizes, key=sizes.__getitem__, default="")
     named = []
     for buffer in buffers:
-        if not buffer.layer and buffer.path and buffer.kind in ("parameters", "optimizer_state", "state"):
-            keys_of = _keys(buffer.path)
-            layer = "/".join([root, *keys_of[:-1]] if root else keys_of[:-1])
-            buffer = dataclasses.replace(buffer, layer=layer)
-        named.append(buffer)
+        names = buffer.layer.split("/") if buffer.layer else []
+        if not names and buffer.path and buffer.kind in ("parameters", "optimizer_state", "state"):
+            names = _keys(buffer.path)[:-1]
+        if root and names and names[0] in keys:
+            names = [root, *names]
+        named.append(dataclasses.replace(buffer, layer="/".join(names)) if names else buffer)
     return named
 
 

@@ -7,8 +7,10 @@ from jaxmem.analysis._records import Buffer, DonationMiss, Finding
 from jaxmem.analysis._units import format_bytes
 from jaxmem.analysis.attribution._graph import Graph
 from jaxmem.analysis.attribution._origin import Origin
+from jaxmem.analysis.attribution._scopes import parse_scope
 
 _WORTH = 0.01  # of the peak: what is smaller is not worth a line
+_MIXED = 0.1  # of the wide floats: fewer 16-bit ones than that are not what a program computes in
 _RANDOM = ("threefry", "random_bits", "_bernoulli", "_uniform", "random_wrap", "rng_bit_generator")
 
 
@@ -18,6 +20,7 @@ def findings(
     graph: Graph,
     donation_misses: Iterable[DonationMiss] = (),
     backend: str = "",
+    schedule: Sequence[str] = (),
 ) -> tuple[Finding, ...]:
     """The findings, largest first.
 
@@ -27,13 +30,15 @@ def findings(
       graph: of the compiled module.
       donation_misses: donated leaves that no output reuses.
       backend: the platform compiled for.
+      schedule: instruction names in the order in which they run.
     """
     total = sum(b.size_bytes for b in buffers)
     activations = [b for b in buffers if b.kind == "activations"]
     found = [
+        *_kept_for_backward(activations, origins, graph, schedule),
         *_donation(donation_misses),
         *_padding(buffers),
-        *(_computed_wide(activations, origins, graph) if backend == "cpu" else _upcasts(activations)),
+        *(_computed_wide(activations, origins, graph) if backend == "cpu" else _wide(activations)),
         *_invariants(activations, origins, graph),
         *_twice(activations, origins),
         *_random_bits(activations),
@@ -56,6 +61,36 @@ def _donation(misses: Iterable[DonationMiss]) -> list[Finding]:
     ]
 
 
+def _kept_for_backward(
+    activations: Sequence[Buffer], origins: Mapping[str, Origin], graph: Graph, schedule: Sequence[str]
+) -> list[Finding]:
+    """Values of the forward pass that wait for the backward pass: what rematerialisation is for."""
+
+    def waits(buffer: Buffer) -> bool:
+        if buffer.phase != "forward":
+            return False
+        if buffer.name in origins and origins[buffer.name].stacked:
+            return True
+        user = graph.instruction(schedule[buffer.end]) if buffer.end < len(schedule) else None
+        return user is not None and parse_scope(user.op_name).phase in ("backward", "recompute")
+
+    kept = sorted((b for b in activations if waits(b)), key=lambda b: -b.size_bytes)
+    if not kept:
+        return []
+    return [
+        Finding(
+            kind="residuals",
+            size_bytes=sum(b.size_bytes for b in kept),
+            estimated=True,
+            title=f"{len(kept)} values of the forward pass wait for the backward pass"
+            + _in(_common([b.layer for b in kept])),
+            evidence=_names(kept),
+            cure="Rematerialise: jaxmem compare FILE --remat none,full,dots,dots_no_batch shows what policies keep. "
+            "More accumulation steps shrink them all.",
+        )
+    ]
+
+
 def _padding(buffers: Sequence[Buffer]) -> list[Finding]:
     found = []
     for (shape, layer), group in _groups(
@@ -74,12 +109,22 @@ def _padding(buffers: Sequence[Buffer]) -> list[Finding]:
     return found
 
 
-def _upcasts(activations: Sequence[Buffer]) -> list[Finding]:
-    """Wide floats in a program that computes in 16 bits elsewhere."""
+def _wide(activations: Sequence[Buffer]) -> list[Finding]:
+    """Wide floats: all of a program that computes in float32, or those of one that computes in 16 bits elsewhere."""
     narrow = sum(b.size_bytes for b in activations if b.shape.startswith(("bf16[", "f16[")))
     wide = [b for b in activations if b.shape.startswith(("f32[", "f64["))]
-    if not narrow:
-        return []
+    size = sum(b.size_bytes for b in wide)
+    if size and narrow < _MIXED * size:
+        return [
+            Finding(
+                kind="float32",
+                size_bytes=size // 2,
+                estimated=True,
+                title=f"{format_bytes(size)} of activations are computed in {wide[0].shape.split('[')[0]}",
+                evidence=_names(sorted(wide, key=lambda b: -b.size_bytes)),
+                cure='Compute in 16 bits: MemoryConfig(precision="bfloat16") keeps float32 parameters beside it.',
+            )
+        ]
     found = []
     for (op, source, layer), group in _groups(wide, lambda b: (b.op, b.source, b.layer)).items():
         size = sum(b.size_bytes for b in group)
@@ -211,7 +256,8 @@ def _twice(activations: Sequence[Buffer], origins: Mapping[str, Origin]) -> list
                 Finding(
                     kind="kept_twice",
                     size_bytes=sum(b.size_bytes for b in group[:-1]),
-                    title=f"{group[-1].op}{_in(group[-1].layer)} is kept {len(group)} times, in other layouts or dtypes",
+                    title=f"{group[-1].op}{_in(group[-1].layer)} is kept {len(group)} times, in several layouts or "
+                    "dtypes",
                     evidence=_names(group),
                     cure="Name one of them with checkpoint_name and save only that (Policy(save=...)); the others are "
                     "recomputed by a transpose or a cast.",
@@ -228,7 +274,8 @@ def _random_bits(activations: Sequence[Buffer]) -> list[Finding]:
         Finding(
             kind="random_bits",
             size_bytes=sum(b.size_bytes for b in group),
-            title=f"{len(group)} buffers of random bits{_in(_common([b.layer for b in group]))}, for dropout or the like",
+            title=f"{len(group)} buffers of random bits, for dropout or the like"
+            + _in(_common([b.layer for b in group])),
             evidence=_names(group),
             cure="Use the hardware's generator, jax.config.update('jax_default_prng_impl', 'rbg') (other numbers, as "
             "random), or drop out a smaller array.",

@@ -58,6 +58,23 @@ class Frames:
         file, line = _FILE_OF.search(rest), _LINE_OF.search(rest)
         return Frame(file.group(1), int(line.group(1)), "") if file and line else NOWHERE
 
+    def modules(self, rest: str) -> str:
+        """The user's classes whose `__call__` lead to an instruction, outermost first: "ViT/Block/Attention".
+
+        A layer for frameworks that open no scope for their modules, as flax.nnx.
+        """
+        found = _FRAME_OF.search(rest)
+        at, names, steps = int(found.group(1)) if found else 0, [], 0
+        while at in self._frames and steps < 256:
+            frame, parent = self._frames[at]
+            if _is_own(frame.file):  # above stands who asked for the analysis
+                break
+            owner, _, method = frame.function.rpartition(".")
+            if method == "__call__" and not _is_library(frame.file):
+                names.append(owner.rsplit(".", 1)[-1])
+            at, steps = parent - self._shift, steps + 1
+        return "/".join(reversed(names))
+
     def user_frame(self, number: int) -> Frame:
         """The innermost frame outside JAX and its libraries; the innermost of all where there is none."""
         if number not in self._users:
@@ -110,8 +127,7 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax", "chex", "numpy", "jaxme
 @functools.lru_cache(maxsize=4096)
 def _is_library(path: str) -> bool:
     """JAX's libraries, jaxmem and the standard library; other installed packages may hold the user's model."""
-    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if path.startswith(here + os.sep):
+    if _is_own(path):
         return True
     for name in ("purelib", "platlib"):
         root = sysconfig.get_path(name) + os.sep
@@ -120,3 +136,11 @@ def _is_library(path: str) -> bool:
     if f"{os.sep}site-packages{os.sep}" in path:
         return path.rsplit(f"{os.sep}site-packages{os.sep}", 1)[1].split(os.sep)[0] in _LIBRARIES
     return path.startswith(sysconfig.get_path("stdlib") + os.sep)
+
+
+def _is_own(path: str) -> bool:
+    """Whether a file is part of jaxmem."""
+    return path.startswith(_PACKAGE)
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep

@@ -34,10 +34,12 @@ def parse_scope(op_name: str) -> Scope:
     """
     >>> parse_scope("jit(_step)/transpose(jvp(GPT))/while/body/closed_call/blocks/mlp_in/dot_general")
     Scope(phase='backward', layer='GPT/blocks/mlp_in', op='dot_general')
+    >>> parse_scope("jit(f)/mul;jit(f)/add").op
+    'mul'
     >>> parse_scope("jit(f)/jvp(M)/checkpoint/rematted_computation/Block_0.call/Block_0/exp")
     Scope(phase='recompute', layer='M/Block_0', op='exp')
     """
-    parts = _split(op_name)
+    parts = _split(op_name.partition(";")[0])  # merged operations carry both paths
     phase: Phase = ""
     layers: list[str] = []
     after_jit = False

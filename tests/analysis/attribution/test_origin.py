@@ -100,3 +100,9 @@ def test_what_a_loop_computes_anew_and_what_not(graph):
 
 def test_unknown_names_have_no_origin(graph):
     assert origin(graph, "nowhere") is None
+
+
+def test_elements_that_the_text_writes_without_an_instruction():
+    text = HLO.replace("copy(%stacked)", "copy(%loop#2)")
+    found = origin(Graph(parse_hlo(text)), "sum")
+    assert (found.instruction.name, found.stacked) == ("exp.1", True)
