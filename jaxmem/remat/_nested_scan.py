@@ -140,9 +140,9 @@ def nested_scan_of(body: jex.ClosedJaxpr, cuts: tuple[int, ...], like: dict, num
     return [*carry, *ys]
 
 
-def _scan_marked(plan: Callable[..., Segments], cuts: tuple[int, ...], consts: list, init: list, xs: list):
+def _scan_marked(make: Callable[..., Segments], cuts: tuple[int, ...], consts: list, init: list, xs: list):
     """Runs a plan whose body is a checkpoint: its policy, not the plan's, says what is kept of a step."""
-    plan = plan(cuts=cuts, policy=Policy(rest="save"))
+    plan = make(cuts=cuts, policy=Policy(rest="save"))
     x = jax.eval_shape(lambda xs: [leaf[0] for leaf in xs], xs)
     _, kept = kept_values(plan.body, consts, init, x)
     if not kept and cuts[-1] != 1:  # as for the policy "full"

@@ -40,17 +40,17 @@ _BODY = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_cal
 BODIES = _BODY | {"scan": "jaxpr", "cond": "branches"}
 
 
-def body_key(eqn) -> str | None:
-    """The parameter that holds an equation's body, for those whose body is looked into.
+def body_key(eqn) -> str:
+    """The parameter that holds an equation's body, for those whose body is looked into; "" for others.
 
     Into a checkpoint of the user's own only for the scans in it.
     """
     name = eqn.primitive.name
     if name in USER_CHECKPOINT:
-        return "jaxpr" if {"jaxpr", "policy", "prevent_cse"} <= set(eqn.params) else None
+        return "jaxpr" if {"jaxpr", "policy", "prevent_cse"} <= set(eqn.params) else ""
     if is_nested_scan(eqn):
         return "call_jaxpr"
-    return BODIES.get(name)
+    return BODIES.get(name, "")
 
 
 def nested_segments(eqn) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ def body_of(param) -> tuple[jex.Jaxpr, tuple]:
 def bodies(eqn) -> list[jex.Jaxpr]:
     """The jaxprs that an equation of `BODIES` runs."""
     key = body_key(eqn)
-    if key is None or key not in eqn.params:
+    if key not in eqn.params:
         return []
     param = eqn.params[key]
     return [body_of(p)[0] for p in (param if isinstance(param, (tuple, list)) else (param,))]

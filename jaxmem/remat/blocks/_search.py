@@ -169,7 +169,7 @@ class _Search:
         for i in range(start, stop):
             eqn = self.facts.eqns[i]
             name = eqn.primitive.name
-            if body_key(eqn) is None or not (self.facts.heavy[i] or name == "scan" or self.facts.holds_segments(eqn)):
+            if not body_key(eqn) or not (self.facts.heavy[i] or name == "scan" or self.facts.holds_segments(eqn)):
                 continue
             if name == "scan" and eqn.params["length"] > 1:
                 plans = (self._scan_body(i),)
