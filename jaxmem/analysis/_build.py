@@ -10,9 +10,10 @@ from jaxmem.analysis._fits import Fits, judge_fit
 from jaxmem.analysis._jaxpr_flops import JaxprFlops
 from jaxmem.analysis._memory import MemoryBytes, argument_bytes, read_memory, used_devices
 from jaxmem.analysis._program import Program, known
+from jaxmem.analysis._records import StepTime
 from jaxmem.analysis._report import MemoryReport
 from jaxmem.analysis._units import format_bytes, format_flops
-from jaxmem.analysis.step_time import step_time
+from jaxmem.analysis.step_time import NOMINAL_CPU, step_time
 from jaxmem.errors import InputError
 from jaxmem.targets import Target, check_runs, on_target, unknown_scratch_bytes
 
@@ -54,7 +55,7 @@ def build_report(
     recompute = _recomputed(made, modelled, facts.devices)
     shown = facts.memory
     details = made.details(facts.peak_bytes, shown.generated_code_bytes, known_before.kind_of)
-    time = step_time(made.module, target.chip) if made.module is not None and target.chip is not None else None
+    time = _time(made, target)
     messages = [
         *target.notes,
         *facts.notes,
@@ -102,6 +103,11 @@ class _Facts:
     fits: Fits
     fits_reason: str
     notes: tuple[str, ...]
+
+
+def _time(made: CompiledProgram, target: Target) -> StepTime | None:
+    chip = target.chip or (NOMINAL_CPU if target.platform == "cpu" else None)
+    return step_time(made.module, chip) if made.module is not None and chip is not None else None
 
 
 def _accepted(made: CompiledProgram, name: str, target: Target) -> _Facts:

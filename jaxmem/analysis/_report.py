@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from jaxmem.analysis._fits import Fits
-from jaxmem.analysis._records import Buffer, DonationMiss, Finding, LayerBytes, StepTime, Timeline
+from jaxmem.analysis._records import Buffer, DonationMiss, Finding, LayerBytes, Moment, StepTime, Timeline
 from jaxmem.analysis._units import format_bytes, format_flops
 
 SCHEMA = "jaxmem.report/1"
@@ -146,7 +146,12 @@ class MemoryReport:
 
 def _plain(value: Any) -> Any:
     """Records as dictionaries, tuples as lists; (kind, bytes) pairs as a dictionary."""
+    if isinstance(value, Moment):
+        return {**_fields(value), "by_kind": dict(value.by_kind)}
     if dataclasses.is_dataclass(value):
-        fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {**fields, "by_kind": dict(value.by_kind)} if "by_kind" in fields else fields
+        return _fields(value)
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {f.name: _plain(getattr(record, f.name)) for f in dataclasses.fields(record)}

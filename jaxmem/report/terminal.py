@@ -17,6 +17,7 @@ _COLUMNS: tuple[tuple[str, _Cell], ...] = (
     ("temps", lambda r: format_bytes(r.temp_bytes)),
     ("residuals*", lambda r: format_bytes(r.saved_residual_bytes)),
     ("recompute", lambda r: format_flops(r.recompute_flops)),
+    ("time~", lambda r: format_seconds(r.step_seconds)),
     ("fits", lambda r: r.fits),
     ("forward*", lambda r: format_flops(r.forward_flops)),
     ("arguments", lambda r: format_bytes(r.argument_bytes)),
@@ -199,7 +200,7 @@ def _verdicts(rows: Sequence[MemoryReport]) -> Iterable[Text]:
 
 
 def _notes(rows: Sequence[MemoryReport]) -> list:
-    legend = Text("\n* modelled from the trace; the rest is from the compiler.", style="dim")
+    legend = Text("\n* modelled from the trace; the rest is from the compiler. Times are estimates: nothing was run.", style="dim")
     concerned: dict[str, list[str]] = {}
     for row in rows:
         for warning in row.warnings:
