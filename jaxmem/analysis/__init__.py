@@ -15,3 +15,5 @@ from jaxmem.analysis._report import MemoryReport as MemoryReport
 from jaxmem.analysis._units import format_bytes as format_bytes
 from jaxmem.analysis._units import format_flops as format_flops
 from jaxmem.analysis._units import format_seconds as format_seconds
+from jaxmem.analysis.oom import OomExplanation as OomExplanation
+from jaxmem.analysis.oom import explain_oom as explain_oom

@@ -159,6 +159,14 @@ def _host(said: OomExplanation) -> Iterable[OomAdvice]:
             because=f"the program's buffers on the CPU come from host memory (line {said.line})",
         )
         return
+    if said.kind == "nccl_shm":
+        yield OomAdvice(
+            title="give the container more shared memory",
+            how="Start it with --shm-size=1g or more (docker), or mount an emptyDir of medium Memory at /dev/shm "
+            "(Kubernetes).",
+            because=f"NCCL could not make its segment in /dev/shm (line {said.line})",
+        )
+        return
     yield OomAdvice(
         title="hold less in the host's memory",
         how="Stream the data set (memory-map or read in parts), use fewer or smaller data workers, and restore "

@@ -13,8 +13,10 @@ class Headline:
     """A line that reports an out-of-memory.
 
     Args:
-      trigger: words that every such line holds; searched for as bytes, so that other lines cost nothing.
-      pattern: what the line must match, searched from the 512 characters before the trigger on.
+      trigger: words that every match holds; where they are not, nothing else is looked for.
+      pattern: what must match within a line. It is searched in a megabyte at a time, as bytes, and has to be fast on
+        what nearly matches: it begins with fixed words (what stands before them is asked for by a lookbehind after
+        them), and repeats nothing without a bound.
       memory_of: picks the memory from the match, where one format covers several.
     """
 

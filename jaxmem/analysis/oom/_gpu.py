@@ -6,18 +6,17 @@ import re
 from jaxmem.analysis.oom._formats import Headline, number
 
 _gpu = functools.partial(Headline, backend="gpu", memory="hbm", when="run")
-_SCRATCH = re.compile(r"(?:[Ff]ailed|[Uu]nable) to allocate [\w\- ]{0,60}scratch")
 
 HEADLINES = (
     _gpu(
         kind="gpu_bfc",
         trigger="ran out of memory trying",
-        pattern=re.compile(r"Allocator \([^)]{1,40}\) ran out of memory trying to allocate \d"),
+        pattern=re.compile(r"Allocator \([^)\n]{1,40}\) ran out of memory trying to allocate \d"),
     ),
     _gpu(
         kind="gpu_bfc",
         trigger="ut of memory while trying to allocate",
-        pattern=re.compile(r"[Oo]ut of memory while trying to allocate \d"),
+        pattern=re.compile(r"ut of memory while trying to allocate \d"),
     ),
     _gpu(
         kind="gpu_bfc",
@@ -41,28 +40,34 @@ HEADLINES = (
     ),
     _gpu(
         kind="gpu_library",
-        trigger="scratch memory",
-        pattern=_SCRATCH,
-    ),
-    _gpu(
-        kind="gpu_library",
-        trigger="scratch space",
-        pattern=_SCRATCH,
+        trigger="scratch",
+        pattern=re.compile(r" to allocate (?<=(?:ailed|nable) to allocate )[\w\- ]{0,60}scratch"),
     ),
     _gpu(
         kind="gpu_library",
         trigger="_STATUS_ALLOC_FAILED",
-        pattern=re.compile(r"(?:CUDNN|CUBLAS|CUSOLVER|CUFFT|CUSPARSE)_STATUS_ALLOC_FAILED"),
+        pattern=re.compile(r"_STATUS_ALLOC_FAILED(?<=[A-Z]_STATUS_ALLOC_FAILED)"),  # of cuDNN, cuBLAS, cuSOLVER, ...
+    ),
+    # NCCL: its CUDA calls, its own allocations, and PyTorch's and XLA's words for what it returned.
+    _gpu(
+        kind="gpu_library",
+        trigger="out of memory",
+        pattern=re.compile(r"Cuda failure[^'(\n]{0,20}['(]out of memory"),
     ),
     _gpu(
         kind="gpu_library",
-        trigger="'out of memory'",
-        pattern=re.compile(r"Cuda failure[^']{0,20}'out of memory'"),
+        trigger="CUDA error",
+        pattern=re.compile(r"CUDA error[ \d:]{0,8}['(]?out of memory"),
     ),
     _gpu(
         kind="gpu_library",
-        trigger="Failed to CUDA calloc",
-        pattern=re.compile("Failed to CUDA calloc"),
+        trigger="Failed to CUDA ",
+        pattern=re.compile(r"Failed to CUDA (?:c|m|host )alloc\b"),
+    ),
+    _gpu(
+        kind="gpu_driver",
+        trigger="cudaErrorMemoryAllocation",
+        pattern=re.compile(r"cudaErrorMemoryAllocation"),
     ),
 )
 
@@ -73,7 +78,7 @@ NUMBERS = (
     number("requested", r"failed to allocate \S{1,20} \(SIZE\) from device"),
     number("requested", r"cuMemAllocAsync failed to allocate SIZE"),
     number("requested", r"ailed to allocate (?:a )?SIZE[\w\- ]{0,30}scratch"),
-    number("requested", r"Failed to CUDA calloc (?:async )?SIZE"),
+    number("requested", r"Failed to CUDA (?:calloc|malloc|host alloc) (?:async )?SIZE"),
     number("limit", r"^\W{0,40}Limit: {1,40}SIZE"),
     number("in_use", r"^\W{0,40}InUse: {1,40}SIZE"),
     number("most_in_use", r"^\W{0,40}MaxInUse: {1,40}SIZE"),

@@ -7,7 +7,13 @@ from jaxmem.analysis.oom._formats import Headline, number
 
 _cpu = functools.partial(Headline, backend="cpu", memory="host", when="run")
 _host = functools.partial(Headline, backend="host", memory="host", when="run")
-_EXIT = re.compile(r"(?:[Ee]xit|[Rr]eturn)\w{0,4} ?(?:with|non-zero exit)? ?(?:code|status):? 137\b")
+# "exit code 137", "Exit Code:    137", "exited with 137", docker's "Exited (137)", "returned 137", "returncode=137".
+# Nothing is given back (`?+`), since whole logs of "exited with code 1" have to pass quickly.
+_STATUS = (
+    r"(?:ed|s)?+(?: with)?+(?: exit| an exit| a)?+(?:[ _\-]?[Cc]ode|[ _\-]?[Ss]tatus)?+[\"']?+"
+    r" {0,8}+[:=]?+ {0,8}+\(?+(?<=[ =:(])137\b"
+)
+_COUNTED = r"(?! (?:errors?|failures?|warnings?|tests?|problems?|issues?|items?|results?|rows?|values?)\b)"
 
 HEADLINES = (
     _cpu(
@@ -23,7 +29,10 @@ HEADLINES = (
     _host(
         kind="python_memory",
         trigger="MemoryError",
-        pattern=re.compile(r"(?:^|[\s\].])(?:_Array)?MemoryError(?::|\s{0,4}$)"),
+        pattern=re.compile(
+            r"MemoryError(?:(?<=^MemoryError)|(?<=[\s\].]MemoryError)|"
+            r"(?<=^_ArrayMemoryError)|(?<=[\s\].]_ArrayMemoryError))(?::|[ \t]{0,4}$)"
+        ),
     ),
     _host(
         kind="cpp_memory",
@@ -33,12 +42,12 @@ HEADLINES = (
     _host(
         kind="kernel_cgroup",
         trigger="emory cgroup out of memory",
-        pattern=re.compile(r"[Mm]emory cgroup out of memory"),
+        pattern=re.compile(r"emory cgroup out of memory"),
     ),
     _host(
         kind="kernel_kill",
         trigger="ut of memory: Kill",
-        pattern=re.compile(r"(?<!group )[Oo]ut of memory: Kill(?:ed)? process \d"),
+        pattern=re.compile(r"ut of memory: Kill(?<!group out of memory: Kill)(?:ed)? process \d"),
     ),
     _host(
         kind="slurm",
@@ -53,33 +62,44 @@ HEADLINES = (
     _host(
         kind="container",
         trigger="OOMKilled",
-        pattern=re.compile(r"\bOOMKilled\b(?!\W{1,4}false)"),
+        pattern=re.compile(r"OOMKilled(?<=\bOOMKilled)\b(?!\W{1,4}false)"),
     ),
     _host(
         kind="killed",
         trigger="Killed",
-        pattern=re.compile(r"(?:^|line \d{1,9}: {1,8}\d{1,9} |\d{1,9} )Killed(?: {2,60}\S|\s{0,40}$)"),
+        # a shell's "line 3: 1234 Killed   python train.py" too
+        pattern=re.compile(r"Killed(?:(?<=^Killed)|(?<=\d Killed))(?: {2,60}\S|[ \t]{0,40}$)"),
     ),
     _host(
         kind="killed",
-        trigger="code 137",
-        pattern=_EXIT,
+        trigger="137",
+        pattern=re.compile(r"xit(?<=[Ee]xit)" + _STATUS + _COUNTED),
     ),
     _host(
         kind="killed",
-        trigger="status 137",
-        pattern=_EXIT,
+        trigger="137",
+        pattern=re.compile(r"eturn(?<=[Rr]eturn)" + _STATUS + _COUNTED),
     ),
     _host(
-        kind="killed",
-        trigger="code: 137",
-        pattern=_EXIT,
+        kind="nccl_shm",
+        trigger="/dev/shm/nccl",
+        pattern=re.compile(
+            r"/dev/shm/nccl[\w\-]{0,60} to \d{1,20} bytes|"
+            r"/dev/shm/nccl[^\n]{0,200}(?:No space left on device|Cannot allocate memory)"
+        ),
+    ),
+    _host(
+        kind="cpp_memory",
+        trigger="Failed to malloc",
+        pattern=re.compile(r"Failed to malloc \d"),  # NCCL's own
     ),
 )
 
 NUMBERS = (
     number("requested", r"Out of memory allocating SIZE"),
     number("requested", r"Unable to allocate SIZE for an array"),
+    number("requested", r"/dev/shm/nccl[\w\-]{0,60} to SIZE"),
+    number("requested", r"Failed to malloc SIZE"),
     number("resident", r"anon-rss:SIZE"),
     number("virtual", r"total-vm:SIZE"),
     number("limit", r"memory: usage \S{1,30}, limit SIZE"),

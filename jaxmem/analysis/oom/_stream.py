@@ -1,7 +1,7 @@
 """A text of any size in one pass: the headlines in it, and the bytes round the first one.
 
-Nothing here grows with the text: it is read in pieces, words are searched as bytes, and a line is looked at
-only near such words.
+Nothing here grows with the text: it is read in pieces, and Python's own loops run once a match, not once a line
+or once a word that looks like one.
 """
 
 import codecs
@@ -15,8 +15,9 @@ from jaxmem.analysis.oom._records import MemoryName
 BEFORE, AFTER = 2**16, 2**20  # bytes kept round the first headline: a traceback before, a dump after
 _LEFT, _RIGHT = 512, 2048  # bytes of a line looked at round a trigger
 _PIECE = 2**20
+MOST_REPORTS = 20_000  # matches looked at; a log with more of them says nothing new
 _MOST_SIGNATURES = 10_000
-_ANSI = re.compile(r"\x1b\[[0-9;?]{0,32}[@-~]")
+_ANSI = re.compile(rb"\x1b\[[0-9;?]{0,32}[@-~]")
 
 Signature = tuple[MemoryName, int | None]
 
@@ -29,7 +30,8 @@ class Found:
       headline, memory: what it is; `text` the line, without colours.
       line: its number, from 1.
       before, after: the text round it; `after` starts with the headline's own line.
-      repeats, others: further headlines that say the same, and other out-of-memories.
+      repeats, others: further headlines that say the same, and other out-of-memories; together at most
+        `MOST_REPORTS`.
     """
 
     headline: Headline
@@ -42,10 +44,11 @@ class Found:
     others: int
 
 
-def clean(data: bytes) -> str:
-    """Text without colours and carriage returns; what is not UTF-8 becomes a replacement character."""
-    text = data.decode("utf-8", "replace")
-    return _ANSI.sub("", text).replace("\r", "") if "\x1b" in text or "\r" in text else text
+def plain(data: bytes) -> bytes:
+    """`data` without colours and carriage returns."""
+    if b"\x1b" in data:
+        data = _ANSI.sub(b"", data)
+    return data.replace(b"\r", b"") if b"\r" in data else data
 
 
 def pieces(stream) -> Iterator[bytes]:
@@ -67,11 +70,13 @@ def find(source: Iterable[bytes], headlines: Sequence[Headline], numbers: Sequen
     search = _Search(headlines, numbers)
     held = b""
     for piece in source:
-        held += piece
+        held = plain(held + piece)
         # A line is held back until it is whole, unless it is longer than any line of these formats.
         cut = max(held.rfind(b"\n") + 1, len(held) - 2 * _RIGHT)
         search.feed(held, cut)
         held = held[cut:]
+        if search.done:
+            return search.result()
     search.feed(held, len(held))
     return search.result()
 
@@ -79,27 +84,28 @@ def find(source: Iterable[bytes], headlines: Sequence[Headline], numbers: Sequen
 class _Search:
     def __init__(self, headlines: Sequence[Headline], numbers: Sequence[Number]):
         self.requested = [n for n in numbers if n.name in ("requested", "used")]
-        # Bytes are matched first: most lines near a trigger are none, and decoding them costs more than the match.
-        self.by_trigger: dict[bytes, list[tuple[re.Pattern[bytes], Headline]]] = {}
-        for headline in headlines:
-            raw = re.compile(headline.pattern.pattern.encode())
-            self.by_trigger.setdefault(headline.trigger.encode(), []).append((raw, headline))
+        self.headlines = [(h.trigger.encode(), re.compile(h.pattern.pattern.encode(), re.M), h) for h in headlines]
         self.lines = 0
         self.before, self.after = b"", bytearray()
         self.found: tuple[Headline, MemoryName, str, int] | None = None
         self.signature: Signature | None = None
+        self.seen = 0
         self.repeats = 0
         self.other: set[Signature] = set()
 
     def feed(self, data: bytes, cut: int) -> None:
-        """Looks at the lines that start a match before `cut`; the rest is fed again."""
-        events = sorted(self._events(data, cut), key=lambda event: event[0])
+        """Looks at the matches that start before `cut`; the rest is fed again."""
         start = 0
         last_end = -1
-        for position, end, headline, match, text in events:
-            if position < last_end:  # two triggers in one line are one report
+        for position, end, headline in sorted(self._events(data, cut), key=lambda event: event[0]):
+            if position < last_end or self.seen >= MOST_REPORTS:  # two matches in one line are one report
+                continue
+            text = _line(data, position, end)
+            match = headline.pattern.search(text)
+            if match is None:  # a byte that is not UTF-8 has become a letter
                 continue
             last_end = end
+            self.seen += 1
             memory = headline.memory_of(match) if headline.memory_of else headline.memory
             signature = (memory, self._request(text[match.start() :]))
             if self.found is None:
@@ -119,24 +125,27 @@ class _Search:
             self.after += data[start : min(max(cut, start), start + AFTER - len(self.after))]
         self.lines += data.count(b"\n", 0, cut)
 
-    def _events(self, data: bytes, cut: int):
-        for trigger, headlines in self.by_trigger.items():
-            position = data.find(trigger, 0, cut + len(trigger) - 1)
-            while position >= 0:
-                left = max(position - _LEFT, 0)
-                left = max(data.rfind(b"\n", left, position) + 1, left)
-                right = data.find(b"\n", position, position + _RIGHT)
-                right = right if right >= 0 else min(position + _RIGHT, len(data))
-                line = data[left:right]
-                plain = b"\x1b" not in line and b"\r" not in line
-                for raw, headline in headlines:
-                    if plain and not raw.search(line):
-                        continue
-                    text = clean(line)
-                    if match := headline.pattern.search(text):
-                        yield position, right, headline, match, text
-                        break
-                position = data.find(trigger, right, cut + len(trigger) - 1)
+    @property
+    def done(self) -> bool:
+        """Whether nothing that follows would change the result."""
+        return self.seen >= MOST_REPORTS and len(self.after) >= AFTER
+
+    def _events(self, data: bytes, cut: int) -> Iterator[tuple[int, int, Headline]]:
+        """Start, end of the line (or of what is looked at of it), and headline of every match; one a line and headline.
+
+        All work on what does not match is done by `bytes.find` and by patterns that begin with fixed words.
+        """
+        for trigger, raw, headline in self.headlines:
+            if data.find(trigger, 0, cut + len(trigger) - 1) < 0:
+                continue
+            left = MOST_REPORTS - self.seen
+            match = raw.search(data)
+            while match and match.start() < cut and left > 0:
+                end = data.find(b"\n", match.start(), match.start() + _RIGHT)
+                end = end if end >= 0 else min(match.start() + _RIGHT, len(data))
+                yield match.start(), end, headline
+                left -= 1
+                match = raw.search(data, max(end, match.end()))
 
     def _request(self, text: str) -> int | None:
         for wanted in self.requested:
@@ -153,11 +162,17 @@ class _Search:
             memory=memory,
             text=text,
             line=line,
-            before=clean(self.before),
-            after=clean(bytes(self.after)),
+            before=self.before.decode("utf-8", "replace"),
+            after=self.after.decode("utf-8", "replace"),
             repeats=self.repeats,
             others=len(self.other),
         )
+
+
+def _line(data: bytes, position: int, end: int) -> str:
+    """The line round `position`, from at most `_LEFT` bytes before it."""
+    left = max(position - _LEFT, 0)
+    return data[max(data.rfind(b"\n", left, position) + 1, left) : end].decode("utf-8", "replace")
 
 
 def _same(one: Signature, two: Signature) -> bool:

@@ -106,6 +106,76 @@ def test_two_different_reports_are_counted():
     assert said.kind == "gpu_driver" and said.others == 1
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "exited with 137",
+        "Container worker exited with 137 after 3 s",
+        "exited with exit code 137",
+        "    Exit Code:    137",
+        '"ExitCode": 137,',
+        "trainer-1   Exited (137) 3 minutes ago",
+        "exitcode=137",
+        "subprocess.CalledProcessError: Command 'x' returned non-zero exit status 137.",
+        "the job returned 137",
+        "train.sh: line 3:  4242 Killed                  python train.py",
+    ],
+)
+def test_a_killed_process(line):
+    said = explain_oom(f"step 1 loss 2.0\n{line}\n")
+    assert (said.kind, said.backend, said.line) == ("killed", "host", 2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "exited with 1370",
+        "exited with 1 after 137 steps",
+        "exit code 1, step 137",
+        "returned 137 rows",
+        "exited with 137 errors",
+        "NoKilled",
+        "was Killed by the user",
+        "CustomMemoryError: x",
+        '"OOMKilled": false',
+    ],
+)
+def test_what_only_looks_like_a_killed_process(line):
+    with pytest.raises(NoOomFound):
+        explain_oom(f"step 1 loss 2.0\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    "line, requested",
+    [
+        ("enqueue.cc:99 NCCL WARN Cuda failure 2 'out of memory'", None),
+        ("Last NCCL warning(error) log entry (may be unrelated) 'Cuda failure 'out of memory''.", None),
+        ("include/alloc.h:205 NCCL WARN Failed to CUDA calloc async 608 bytes", 608),
+        ("include/alloc.h:185 NCCL WARN Failed to CUDA calloc 67108864 bytes", 64 * M),
+        ("include/alloc.h:70 NCCL WARN Failed to CUDA host alloc 4194304 bytes", 4 * M),
+        ("include/alloc.h:70 NCCL WARN Failed to CUDA malloc 4194304 bytes", 4 * M),
+        ("ncclUnhandledCudaError: CUDA error: out of memory", None),
+    ],
+)
+def test_what_nccl_says_of_the_device(line, requested):
+    said = explain_oom(f"{line}\n")
+    assert (said.kind, said.backend, said.requested_bytes) == ("gpu_library", "gpu", requested)
+
+
+@pytest.mark.parametrize(
+    "line, kind, requested",
+    [
+        ("NCCL WARN Error: failed to extend /dev/shm/nccl-vNRKHH to 9637892 bytes", "nccl_shm", 9637892),
+        ("NCCL WARN Call to shm_open /dev/shm/nccl-x failed : No space left on device", "nccl_shm", None),
+        ("include/alloc.h:30 NCCL WARN Failed to malloc 1048576 bytes", "cpp_memory", M),
+    ],
+)
+def test_what_nccl_says_of_the_host(line, kind, requested):
+    said = explain_oom(f"{line}\n")
+    assert (said.kind, said.memory, said.requested_bytes) == (kind, "host", requested)
+    assert kind != "nccl_shm" or "--shm-size" in said.advice[0].how
+
+
 @pytest.mark.parametrize("text", ["", "step 1 loss 2.0\n", "Out of memory", "\0" * 100])
 def test_a_text_without_one_is_refused(text):
     with pytest.raises(NoOomFound, match="none in a text"):
