@@ -61,6 +61,15 @@ class CompiledProgram:
         return (*self.how, *self._flops[1])
 
     @property
+    def on_chip_bytes(self) -> int:
+        """Of temporaries in memories on the chip: a TPU's vector memory and the like."""
+        if self.assignment is None:
+            return 0
+        spaces = self.assignment.memory_space
+        temps = [a for a in self.assignment.allocations if a.kind == "temp"]
+        return sum(a.size_bytes for a in temps if spaces(a.color) not in ("device", "host"))
+
+    @property
     def assigned_bytes(self) -> MemoryBytes | None:
         """Bytes from the assignment, for a program without a memory analysis."""
         if self.assignment is None:

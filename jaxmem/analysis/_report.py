@@ -40,8 +40,8 @@ class MemoryReport:
       backend: platform whose compiler it was.
       jax_version: of the JAX that ran it.
       devices: number of devices of the program.
-      peak_bytes: the larger of argument + output + temp - alias and the compiler's own peak; on
-        CPU, whose peak leaves out what loops hold, the former.
+      peak_bytes: the larger of argument + output + temp - alias and the compiler's own peak; the former on
+        CPU, whose peak leaves out what loops hold, and on a TPU where its peak counts memory on the chip too.
       compiler_peak_bytes: the compiler's own peak, believed or not.
       argument_bytes, output_bytes, temp_bytes: what goes in, what comes out, what lives between.
       alias_bytes: outputs that reuse the buffer of a donated argument.
