@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from jaxmem import errors as errors
     from jaxmem import precision as precision
     from jaxmem import remat as remat
+    from jaxmem import report as report
     from jaxmem import train as train
     from jaxmem.analysis import Comparison as Comparison
     from jaxmem.analysis import MemoryReport as MemoryReport
@@ -53,7 +54,7 @@ _NAMES = {
     "make_train_step": "jaxmem.train",
     "train_loop": "jaxmem.train",
 }
-_PACKAGES = ("accumulate", "analysis", "errors", "precision", "remat", "train")
+_PACKAGES = ("accumulate", "analysis", "errors", "precision", "remat", "report", "train")
 
 __all__ = [*_NAMES, *_PACKAGES]  # pyright: ignore[reportUnsupportedDunderAll]
 

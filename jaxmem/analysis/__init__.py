@@ -11,7 +11,9 @@ from jaxmem.analysis._jaxpr_flops import jaxpr_flops as jaxpr_flops
 from jaxmem.analysis._kind_paths import kinds_by_path as kinds_by_path
 from jaxmem.analysis._program import Program as Program
 from jaxmem.analysis._program import as_program as as_program
+from jaxmem.analysis._read import ReportReadError as ReportReadError
 from jaxmem.analysis._report import MemoryReport as MemoryReport
+from jaxmem.analysis._schema import report_schema as report_schema
 from jaxmem.analysis._units import format_bytes as format_bytes
 from jaxmem.analysis._units import format_flops as format_flops
 from jaxmem.analysis._units import format_seconds as format_seconds

@@ -54,6 +54,12 @@ class Comparison:
         """`to_dict` as indented JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        import jaxmem  # drawn by what stands on this package; loaded only where somebody looks
+
+        return jaxmem.report.report_fragment(self)
+
     def __str__(self) -> str:
         return "\n".join(str(row) for row in self.rows)
 

@@ -5,11 +5,12 @@ import json
 from typing import Any
 
 from jaxmem.analysis._fits import Fits
+from jaxmem.analysis._read import read_record
 from jaxmem.analysis._records import Buffer, DonationMiss, Finding, LayerBytes, Moment, StepTime, Timeline
 from jaxmem.analysis._units import format_bytes, format_flops
 
 SCHEMA = "jaxmem.report/1"
-_DETAILS = ("by_layer", "buffers", "timeline")
+DETAILS = ("by_layer", "buffers", "timeline")
 _MODELLED = ("saved_residual_bytes", "forward_flops", "asked_recompute_flops")
 _COMPILED = (
     "peak_bytes",
@@ -124,7 +125,7 @@ class MemoryReport:
         Args:
           details: whether to hold the buffers, layers and timeline too, which may be many.
         """
-        names = [f.name for f in dataclasses.fields(self) if details or f.name not in _DETAILS]
+        names = [f.name for f in dataclasses.fields(self) if details or f.name not in DETAILS]
         fields = {name: _plain(getattr(self, name)) for name in names}
         return {"schema": SCHEMA, **fields, "by_kind": dict(self.by_kind), "provenances": self.provenances}
 
@@ -132,6 +133,25 @@ class MemoryReport:
         """`to_dict` as JSON, a line a field."""
         fields = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in self.to_dict().items()]
         return "{\n" + ",\n".join(fields) + "\n}"
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "MemoryReport":
+        """The report that `to_dict` made `values` of; what it left out as details is empty.
+
+        Raises:
+          InputError: another schema, a key too many or too few, or a value of the wrong type.
+
+        >>> report = MemoryReport(name="a", target="cpu", backend="cpu", jax_version="0", fits="yes", fits_reason="")
+        >>> MemoryReport.from_dict(json.loads(report.to_json())) == report
+        True
+        """
+        return read_record(cls, values, schema=SCHEMA, computed=("provenances",))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        import jaxmem  # drawn by what stands on this package; loaded only where somebody looks
+
+        return jaxmem.report.report_fragment(self)
 
     def __str__(self) -> str:
         lines = [f"{self.name} on {self.target} ({self.backend}, jax {self.jax_version})"]
