@@ -13,13 +13,14 @@ from jaxmem.cli import _environment
 from jaxmem.cli._errors import INTERRUPTED, explain, users_frame
 from jaxmem.cli.analyze import analyze
 from jaxmem.cli.compare import compare
+from jaxmem.cli.diff import diff
 from jaxmem.cli.doctor import doctor
 from jaxmem.cli.explain_oom import explain_oom
 from jaxmem.cli.residuals import residuals
 from jaxmem.cli.targets import targets
 from jaxmem.cli.train import train
 
-# `add_completion=False`: its options crowd the help of a tool with five verbs.
+# `add_completion=False`: its options crowd the help of a tool with a handful of verbs.
 app = typer.Typer(
     name="jaxmem",
     help="Does my training step fit, what is the cheapest way to make it fit, and can I trust the answer?",
@@ -29,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (analyze, compare, residuals, train, explain_oom, targets, doctor):
+for verb in (analyze, compare, diff, residuals, train, explain_oom, targets, doctor):
     app.command()(verb)
 
 

@@ -50,6 +50,12 @@ JsonOut = Annotated[
     str | None,
     typer.Option("--json", metavar="OUT", help="Write the result as JSON to a file, or to stdout for -."),
 ]
+HtmlOut = Annotated[
+    str | None,
+    typer.Option(
+        "--html", metavar="OUT", help="Write a page that needs no network and no other file, or - for stdout."
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

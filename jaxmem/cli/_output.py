@@ -1,10 +1,11 @@
-"""Where results go: a JSON file written whole or not at all, or stdout kept clean for JSON."""
+"""Where results go: files written whole or not at all, or stdout kept clean for one of them."""
 
 import contextlib
+import dataclasses
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jaxmem.errors import InputError
 
@@ -13,6 +14,61 @@ STDOUT = "-"
 
 class OutputError(InputError):
     """A file that was asked for cannot be written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """The files that the options of one command name: option → path, "-" for stdout, None where it is not given."""
+
+    paths: Mapping[str, str | None]
+
+    @property
+    def to_stdout(self) -> bool:
+        """Whether stdout is for a result, and has to be kept clean."""
+        return STDOUT in self.paths.values()
+
+    def check(self, inputs: Sequence[str | None] = ()):
+        """Raises OutputError now if a file cannot be written, or would take the place of another of these.
+
+        Args:
+          inputs: paths of the files that the command reads.
+        """
+        given = [(option, path) for option, path in self.paths.items() if path is not None]
+        for index, (option, path) in enumerate(given):
+            check_writable(path, option)
+            for other, taken in given[:index]:
+                if path == taken == STDOUT or _same_file(path, taken):
+                    raise OutputError(
+                        wanted="a file of its own for each result",
+                        got=f"{path} for {other} and {option}",
+                        do="Name another file." if path != STDOUT else "Write one of them to a file.",
+                    )
+            if any(_same_file(path, source) for source in inputs if source):
+                raise OutputError(
+                    wanted=f"{option} to name a file to write",
+                    got=f"{path}, which this command reads",
+                    do="Name another file.",
+                )
+
+    def write(self, stdout, results: Mapping[str, Callable[[], str]]):
+        """Writes the text of each result that was asked for; one newline ends it.
+
+        Args:
+          stdout: the stream for "-".
+          results: option → function that gives the text.
+        """
+        for option, text in results.items():
+            if (path := self.paths[option]) is not None:
+                write_json(path, text(), stdout, option)
+
+
+def _same_file(one: str, two: str) -> bool:
+    """Whether both are one file that would be replaced; /dev/null may stand twice."""
+    if STDOUT in (one, two) or (os.path.exists(one) and not os.path.isfile(one)):
+        return False
+    if os.path.exists(one) and os.path.exists(two):
+        return os.path.samefile(one, two)
+    return os.path.realpath(one) == os.path.realpath(two)
 
 
 def check_writable(path: str | None, option: str):
@@ -64,14 +120,25 @@ def write_text(path: str, text: str):
         raise
 
 
-def write_json(path: str, text: str, stdout):
-    """Writes JSON text, ending in one newline, to `path`, or to `stdout` for "-"."""
+def write_json(path: str, text: str, stdout, option: str = "--json"):
+    """Writes JSON, or another text, ending in one newline, to `path`, or to `stdout` for "-".
+
+    Raises:
+      OutputError: the file could not be written; the old one is as it was.
+    """
     text = text.rstrip("\n") + "\n"
     if path == STDOUT:
         stdout.write(text)
         stdout.flush()
-    else:
+        return
+    try:
         write_text(path, text)
+    except OSError as error:
+        raise OutputError(
+            wanted=f"to write {option} {path}",
+            got=error.strerror or str(error),
+            do="What was there before is as it was. Free space, or name a file elsewhere.",
+        ) from error
 
 
 @contextlib.contextmanager

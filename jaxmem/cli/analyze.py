@@ -1,5 +1,8 @@
 """`jaxmem analyze`: where the bytes of one training step go."""
 
+import json
+from typing import Annotated
+
 import typer
 
 from jaxmem.cli._errors import DOES_NOT_FIT
@@ -8,6 +11,7 @@ from jaxmem.cli._options import (
     ConfigFile,
     Debug,
     File,
+    HtmlOut,
     JsonOut,
     PrecisionName,
     Remat,
@@ -15,7 +19,7 @@ from jaxmem.cli._options import (
     Target,
     build_config,
 )
-from jaxmem.cli._output import STDOUT, check_writable, clean_stdout, write_json
+from jaxmem.cli._output import Outputs, clean_stdout
 from jaxmem.cli._status import stages
 
 
@@ -28,12 +32,21 @@ def analyze(
     precision: PrecisionName = None,
     remat: Remat = None,
     json_out: JsonOut = None,
+    html_out: HtmlOut = None,
+    csv_out: Annotated[
+        str | None, typer.Option("--csv", metavar="OUT", help="Write the buffers at the peak, a line a buffer.")
+    ] = None,
+    trace_out: Annotated[
+        str | None,
+        typer.Option("--trace", metavar="OUT", help="Write the timeline as a Chrome trace, for ui.perfetto.dev."),
+    ] = None,
     debug: Debug = False,
 ):
     """Compile one training step and say what it needs, without running it."""
     from jaxmem.cli._environment import start_jax
 
-    check_writable(json_out, "--json")
+    outputs = Outputs({"--json": json_out, "--html": html_out, "--csv": csv_out, "--trace": trace_out})
+    outputs.check(inputs=(file, file.rpartition(":")[0], config))
     start_jax()
     import jaxmem
     from jaxmem.cli._load import load_workload
@@ -41,17 +54,23 @@ def analyze(
 
     resolve_target(target)  # an unknown name is said before the file runs
     chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
-    with clean_stdout(json_out == STDOUT) as stdout:
+    with clean_stdout(outputs.to_stdout) as stdout:
         with stages(f"loading {file}") as stage:
             workload = load_workload(file, target=target, settings=settings or ())
             stage("tracing and compiling")
             report = jaxmem.analyze(workload, chosen, target=target)
-        if json_out is not None:
-            write_json(json_out, report.to_json(), stdout)
-    if json_out != STDOUT:
-        from rich.console import Console
+            stage("writing")
+        from jaxmem.report import buffers_csv, chrome_trace, html_report, render_report
 
-        from jaxmem.report import render_report
+        results = {
+            "--json": report.to_json,
+            "--html": lambda: html_report(report),
+            "--csv": lambda: buffers_csv(report),
+            "--trace": lambda: json.dumps(chrome_trace(report)),
+        }
+        outputs.write(stdout, results)
+    if not outputs.to_stdout:
+        from rich.console import Console
 
         Console().print(render_report(report))
     if report.fits == "no":

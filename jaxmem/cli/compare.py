@@ -12,13 +12,14 @@ from jaxmem.cli._options import (
     ConfigFile,
     Debug,
     File,
+    HtmlOut,
     JsonOut,
     PrecisionName,
     Settings,
     Target,
     build_config,
 )
-from jaxmem.cli._output import STDOUT, check_writable, clean_stdout, write_json
+from jaxmem.cli._output import Outputs, clean_stdout
 from jaxmem.cli._status import stages
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def compare(
         ),
     ] = False,
     json_out: JsonOut = None,
+    html_out: HtmlOut = None,
     debug: Debug = False,
 ):
     """Compile one training step under each remat preset, and compare bytes and recomputation.
@@ -54,7 +56,8 @@ def compare(
     """
     from jaxmem.cli._environment import start_jax
 
-    check_writable(json_out, "--json")
+    outputs = Outputs({"--json": json_out, "--html": html_out})
+    outputs.check(inputs=(file, file.rpartition(":")[0], config))
     names = split_presets(remat)
     start_jax()
     import jaxmem
@@ -64,19 +67,19 @@ def compare(
     resolve_target(target)  # an unknown name is said before the file runs
     base = build_config(config, accumulation_steps=accumulation_steps, precision=precision)
     variants = {name: dataclasses.replace(base, remat=name) for name in names}
-    with clean_stdout(json_out == STDOUT) as stdout:
+    with clean_stdout(outputs.to_stdout) as stdout:
         with stages(f"loading {file}") as stage:
             workload = load_workload(file, target=target, settings=settings or ())
             comparison = jaxmem.compare(
                 variants, workload, target=target, progress=lambda name, what: stage(f"{what} {name}")
             )
             verified = _verify(workload, variants, comparison, target, stage) if verify else {}
-        if json_out is not None:
-            write_json(json_out, _to_json(comparison, verified), stdout)
-    if json_out != STDOUT:
-        from rich.console import Console
+        from jaxmem.report import html_report, render_comparison
 
-        from jaxmem.report import render_comparison
+        results = {"--json": lambda: _to_json(comparison, verified), "--html": lambda: html_report(comparison)}
+        outputs.write(stdout, results)
+    if not outputs.to_stdout:
+        from rich.console import Console
 
         Console().print(render_comparison(comparison))
         if verified:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from jaxmem.cli._options import Debug, JsonOut
-from jaxmem.cli._output import STDOUT, check_writable, write_json
+from jaxmem.cli._output import STDOUT, Outputs
 
 
 def explain_oom(
@@ -19,7 +19,11 @@ def explain_oom(
 
     Nothing runs and no device is touched. Exit code 2 says that the log reports no out-of-memory.
     """
-    check_writable(json_out, "--json")
+    from jaxmem.cli._environment import start_jax
+
+    outputs = Outputs({"--json": json_out})
+    outputs.check(inputs=(log,))
+    start_jax()  # nothing runs; the records' package imports it
     from jaxmem.analysis.oom import explain_oom as explain
     from jaxmem.errors import InputError
 
@@ -35,9 +39,8 @@ def explain_oom(
                     wanted=f"a log file at {log}", got=str(reason), do="Give its path, or - for stdin."
                 ) from None
         said = explain(stream)
-    if json_out is not None:
-        write_json(json_out, said.to_json(), sys.stdout)
-    if json_out != STDOUT:
+    outputs.write(sys.stdout, {"--json": said.to_json})
+    if not outputs.to_stdout:
         from rich.console import Console
 
         from jaxmem.report.oom import render_oom
