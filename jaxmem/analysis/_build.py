@@ -54,7 +54,8 @@ def build_report(
     modelled = known(known_before.modelled_flops)
     recompute = _recomputed(made, modelled, facts.devices)
     shown = facts.memory
-    details = made.details(facts.peak_bytes, shown.generated_code_bytes, known_before.kind_of)
+    names = known(known_before.saved_names)
+    details = made.details(facts.peak_bytes, shown.generated_code_bytes, known_before.kind_of, names)
     time = _time(made, target)
     messages = [
         *target.notes,

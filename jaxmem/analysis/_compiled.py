@@ -85,7 +85,11 @@ class CompiledProgram:
         )
 
     def details(
-        self, peak_bytes: int | None, code_bytes: int | None, kind_of: Callable[[str], str] | None
+        self,
+        peak_bytes: int | None,
+        code_bytes: int | None,
+        kind_of: Callable[[str], str] | None,
+        saved_names: Mapping[tuple[str, int], str] | None,
     ) -> dict[str, Any]:
         """The fields of a report that come from the buffers; none where nothing tells of them."""
         if self.module is None or self.text is None or self.assignment is None:
@@ -99,6 +103,7 @@ class CompiledProgram:
             code_bytes=code_bytes,
             backend=self.platform,
             kind_of=kind_of,
+            saved_names=saved_names,
         )
 
 

@@ -1,6 +1,6 @@
 """The part of a report that needs the compiler's buffers: where each byte is, and what to do about it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxmem.analysis._donation import donation_misses
@@ -19,6 +19,7 @@ def details(
     code_bytes: int | None,
     backend: str,
     kind_of: Callable[[str], str] | None = None,
+    saved_names: Mapping[tuple[str, int], str] | None = None,
 ) -> dict[str, Any]:
     """The fields of a `MemoryReport` that come from the buffers of a compiled program.
 
@@ -30,10 +31,13 @@ def details(
       code_bytes: of the generated program.
       backend: platform compiled for.
       kind_of: kind of an argument from its path.
+      saved_names: names of saved values by source line and number of elements.
     """
     sizes = {a.parameter: a.size_bytes for a in assignment.allocations if a.parameter is not None}
     misses = donation_misses(compiled, module, text, sizes)
-    found = attribute(assignment, module, text, kind_of, donation_misses=misses, backend=backend)
+    found = attribute(
+        assignment, module, text, kind_of, saved_names=saved_names, donation_misses=misses, backend=backend
+    )
     constants = assignment.bytes_by_kind().get("constant", 0)
     return {
         "buffer_provenance": "modelled" if assignment.source == "liveness" else "compiled",

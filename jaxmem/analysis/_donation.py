@@ -39,23 +39,45 @@ def donation_misses(compiled, module: Module, text: str, sizes: dict[int, int]) 
         for number, (dtype, dims) in enumerate(_output_types(module))
         if str(number) not in taken and taken != {""}
     ]
+    inputs = _by_suffix(compiled.args_info, 2)  # ((args, kwargs), argument) come first
+    outcome = getattr(compiled, "out_info", None)
+    results = {suffix: dtype for depth in (0, 1) for suffix, dtype in _by_suffix(outcome, depth).values() if suffix}
     misses = []
+    groups: dict[str, list[int]] = {}
     for number, index in enumerate(kept):
-        argument = arguments.get(number)
-        if argument is None or number in aliased or not getattr(infos[index], "donated", False):
-            continue
-        found = _TYPE.match(argument.type)
-        dtype_in, dims = found.groups() if found else (argument.type, "")
+        if number in arguments and getattr(infos[index], "donated", False):
+            groups.setdefault(arguments[number].type, []).append(number)
+    for type_, numbers in groups.items():
+        found = _TYPE.match(type_)
+        dtype_in, dims = found.groups() if found else (type_, "")
         dtype_out = next((dtype for dtype, shape in outputs if shape == dims), "")
-        misses.append(
+        # XLA gives the output of one leaf the buffer of any other of its type: what is left over is told of the leaves
+        # that come out otherwise than they went in.
+        left = sum(number not in aliased for number in numbers)
+        changed = [n for n in numbers if _changes(inputs[kept[n]], results)]
+        rest = [n for n in numbers if n not in changed and n not in aliased]
+        misses += [
             DonationMiss(
-                path=argument.path,
+                path=arguments[number].path,
                 size_bytes=sizes.get(number, 0),
                 dtype_in=_dtype(dtype_in),
                 dtype_out=_dtype(dtype_out),
             )
-        )
+            for number in [*changed, *rest][:left]
+        ]
     return tuple(sorted(misses, key=lambda miss: -miss.size_bytes))
+
+
+def _by_suffix(tree, depth: int) -> dict[int, tuple[str, str]]:
+    """Number of a leaf → (its path below `depth`, its dtype)."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {n: (jax.tree_util.keystr(path[depth:]), str(leaf.dtype)) for n, (path, leaf) in enumerate(leaves)}
+
+
+def _changes(leaf: tuple[str, str], results: dict[str, str]) -> bool:
+    """Whether the output of the same path, if there is one, has another dtype."""
+    suffix, dtype = leaf
+    return results.get(suffix, dtype) != dtype
 
 
 def _output_types(module: Module) -> list[tuple[str, str]]:

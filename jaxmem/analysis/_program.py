@@ -27,6 +27,8 @@ class Program:
       plain_residual_bytes: the same with remat "none": `compare` refuses a remat setting for which
         the two are equal.
       remat: name of the rematerialisation setting.
+      saved_names: the names under which values are saved, by the line of source that makes them ("/path/gpt.py:59")
+        and their number of elements.
       kind_of: kind of an argument from its path ("state.params['w']"), one of `KINDS`.
       notes: sentences for the report's warnings.
     """
@@ -38,6 +40,7 @@ class Program:
     saved_residual_bytes: int | Callable[[], int | None] | None = None
     plain_residual_bytes: int | Callable[[], int | None] | None = None
     remat: str = "none"
+    saved_names: Mapping[tuple[str, int], str] | Callable[[], Mapping[tuple[str, int], str]] | None = None
     kind_of: Callable[[str], str] | None = None
     notes: tuple[str, ...] = ()
 

@@ -1,5 +1,6 @@
 """Teaches `analyze` and `compare` what a workload, a config and a train step are."""
 
+import math
 import warnings
 
 from jaxmem.analysis import MemoryReport, Program, analyze, analyze_program, as_program, compare, kinds_by_path
@@ -71,5 +72,14 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
         plain_residual_bytes=plain_residual_bytes,
         remat=str(policy),
         kind_of=_KIND_OF,
+        saved_names=lambda: _saved_names(step),
         notes=(*notes, *seen),
     )
+
+
+def _saved_names(step: TrainStep) -> dict[tuple[str, int], str]:
+    """Names of the values that one micro-batch keeps, by source line and number of elements, where these tell."""
+    names: dict[tuple[str, int], set[str]] = {}
+    for row in step.examine().residuals.rows:
+        names.setdefault((row.source, math.prod(row.shape)), set()).add(row.name or "")
+    return {key: next(iter(found)) for key, found in names.items() if len(found) == 1 and found != {""}}

@@ -1,8 +1,9 @@
 """Puts it together: each buffer's origin, layer, kind and source line; the peak; the timeline."""
 
 import dataclasses
+import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from jaxmem.analysis._hlo import Module, parse_shape
 from jaxmem.analysis._hlo_loops import trip_count
@@ -52,6 +53,7 @@ def attribute(
     text: str,
     kind_of: Callable[[str], str] | None = None,
     *,
+    saved_names: Mapping[tuple[str, int], str] | None = None,
     donation_misses: Iterable[DonationMiss] = (),
     backend: str = "",
 ) -> Attribution:
@@ -61,11 +63,12 @@ def attribute(
       assignment: where the compiler put its buffers.
       module: the optimised, scheduled HLO, and `text` what it was read from.
       kind_of: kind of an argument, from its path; "arguments" for all where it is not given.
+      saved_names: names of saved values by source line ("/path/gpt.py:59") and number of elements.
       donation_misses: for the findings.
       backend: platform compiled for.
     """
     arguments = program_arguments(module, kind_of or (lambda path: "arguments"))
-    namer = _Namer(module, text, arguments)
+    namer = _Namer(module, text, arguments, saved_names or {})
     resident, temporary = [], []
     for allocation in assignment.allocations:
         if assignment.memory_space(allocation.color) != "device":
@@ -105,7 +108,8 @@ def attribute(
 class _Namer:
     """Makes a `Buffer` of what the compiler assigned."""
 
-    def __init__(self, module: Module, text: str, arguments: dict[int, Argument]):
+    def __init__(self, module: Module, text: str, arguments: dict[int, Argument], names: Mapping[tuple[str, int], str]):
+        self.names = names
         self.graph, self.frames = Graph(module), Frames(text)
         self.arguments, self.kinds = arguments, Kinds(arguments)
         self.origins: dict[str, Origin] = {}  # by the buffer's name
@@ -134,6 +138,9 @@ class _Namer:
             layer=said.layer,
             phase=said.phase,
             path=path,
+            saved_name=self.names.get((f"{frame.file}:{frame.line}", _elements(value.layout)), "")
+            if frame and kind == "activations" and said.phase == "forward"
+            else "",
             op=said.op or (f"copy of {found.instruction.opcode}" if found else ""),
             op_name=found.instruction.op_name if found else (own.op_name if own else ""),
             source=str(frame or ""),
@@ -189,6 +196,10 @@ class _Namer:
 def _padding(layout: str) -> int:
     """Bytes of an array that its tiles add."""
     return max(0, padded_bytes(layout) - logical_bytes(layout))
+
+
+def _elements(layout: str) -> int:
+    return math.prod(parse_shape(layout))
 
 
 def _value_name(value: Value) -> str:

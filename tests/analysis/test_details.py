@@ -1,0 +1,91 @@
+"""What reports tell of arguments, outputs, donation and saved names."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import jaxmem
+from examples import gpt
+from jaxmem.analysis import analyze
+from jaxmem.errors import InputError
+
+X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+
+
+def step(state, x):
+    return {"w": state["w"] + x, "m": (state["m"] * 2).astype(jnp.bfloat16)}, jnp.sum(x)
+
+
+def test_a_donated_leaf_whose_dtype_changes_is_a_miss():
+    report = analyze(step, {"w": X, "m": X}, X, donate_argnums=0, target="cpu")
+    (miss,) = report.donation_misses
+    assert (miss.path, miss.size_bytes, miss.dtype_in, miss.dtype_out) == (
+        "state['m']",
+        64 * 64 * 4,
+        "float32",
+        "bfloat16",
+    )
+    finding = next(f for f in report.findings if f.kind == "donation_miss")
+    assert "cast it back to float32" in finding.cure
+    assert report.alias_bytes == 64 * 64 * 4
+
+
+def test_donation_that_works_is_no_miss():
+    assert analyze(lambda w, x: w + x, X, X, donate_argnums=0, target="cpu").donation_misses == ()
+
+
+def test_an_unused_argument_does_not_shift_the_others():
+    report = analyze(lambda a, b, c: (b * 2, c.astype(jnp.int8)), X, X, X, donate_argnums=(1, 2), target="cpu")
+    assert [miss.path for miss in report.donation_misses] == ["c"]
+
+
+@pytest.mark.parametrize("kinds", [("parameters", "batch"), {"w": "parameters", "x": "batch"}])
+def test_kinds_of_arguments(kinds):
+    def loss(w, x):
+        return jnp.mean(jnp.tanh(x @ w["a"]) ** 2)
+
+    x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
+    report = analyze(jax.grad(loss), {"a": X}, x, arg_kinds=kinds, target="cpu")
+    by_kind = dict(report.by_kind)
+    assert by_kind["parameters"] == 64 * 64 * 4
+    assert by_kind["batch"] == 32 * 64 * 4
+    assert by_kind["outputs"] == 64 * 64 * 4
+    assert sum(by_kind.values()) == report.peak_bytes
+
+
+def test_kinds_must_be_known():
+    with pytest.raises(InputError, match="arg_kinds"):
+        analyze(jnp.sin, X, arg_kinds={"x": "weights"})
+
+
+def test_moments_of_the_timeline():
+    report = analyze(lambda x: jnp.sum(jnp.sin(x) @ jnp.cos(x)), X, target="cpu")
+    timeline = report.timeline
+    peak = max(timeline.moments, key=lambda moment: moment.live_bytes)
+    assert peak.position == timeline.peak_position
+    assert peak.live_bytes == report.peak_bytes - dict(report.by_kind).get("fragmentation", 0)
+    positions = [moment.position for moment in timeline.moments]
+    assert positions == sorted(set(positions))
+    assert positions[-1] <= timeline.length
+
+
+def test_a_step_knows_the_names_of_what_it_saves():
+    workload = gpt.workload(layers=2, batch=2)
+    report = jaxmem.analyze(workload, jaxmem.MemoryConfig(remat="save_qkv_proj"), target="cpu")
+    assert {b.saved_name for b in report.buffers} == {"", "qkv_proj"}
+
+
+def test_accumulators_and_the_optimizer_are_told_apart():
+    def loss(params, batch):
+        return jnp.mean((jnp.tanh(batch @ params["w"]) @ params["v"]) ** 2)
+
+    params = {"w": jax.ShapeDtypeStruct((256, 512), jnp.float32), "v": jax.ShapeDtypeStruct((512, 256), jnp.float32)}
+    batch = jax.ShapeDtypeStruct((8, 256), jnp.float32)
+    workload = jaxmem.Workload(loss, params, batch, optax.adamw(1e-3))
+    by_kind = dict(jaxmem.analyze(workload, jaxmem.MemoryConfig(accumulation_steps=4), target="cpu").by_kind)
+    size = 2 * 256 * 512 * 4
+    assert by_kind["parameters"] >= size
+    assert by_kind["optimizer_state"] >= 2 * size
+    assert by_kind["accumulators"] >= size
+    assert by_kind["batch"] >= 8 * 256 * 4  # and a micro-batch of it
