@@ -14,11 +14,19 @@ import numpy as np
 import jaxmem
 
 
-def emit(figures: dict[str, float], *, target: str, provenance: dict[str, str], notes: dict | None = None) -> None:
-    """Writes one JSON object to the place that `--json` names ("-" is stdout)."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", default="-", metavar="OUT", help='a file, or "-" for stdout')
-    out = parser.parse_args().json
+def emit(
+    figures: dict[str, float],
+    *,
+    target: str,
+    provenance: dict[str, str],
+    notes: dict | None = None,
+    out: str | None = None,
+) -> None:
+    """Writes one JSON object to `out`; without it, to the place that `--json` names ("-" is stdout)."""
+    if out is None:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--json", default="-", metavar="OUT", help='a file, or "-" for stdout')
+        out = parser.parse_args().json
     packages = ("jax", "jaxlib", "flax", "optax")
     record = {
         "figures": figures,
