@@ -18,7 +18,9 @@ def checkpoint(
     """`target` with its intermediate values recomputed in the backward pass, as `policy` says.
 
     Array arguments are traced; everything else (`train=True`, strings, None, Python numbers) keeps its
-    Python value, by position, by keyword or by default, so nothing has to be declared static.
+    Python value, by position, by keyword or by default, so nothing has to be declared static. An nnx object
+    among the arguments, also in a list or a dataclass, is updated once, as by `nnx.remat`; a linen module given
+    to a linen block, or as the first argument of a function, has its parameters where `nn.remat` has them.
 
     Args:
       target: a function; a `flax.linen` module class, whose parameter paths stay as they are; a
@@ -32,7 +34,8 @@ def checkpoint(
       The same kind of thing as `target`, except for an nnx instance, which becomes a callable.
 
     Raises:
-      UnknownPolicyError: for another name; InputError: for a target that is not a block;
+      UnknownPolicyError: for another name; InputError: for a target that is not a block; when called, for one that
+      closes over a Flax module, rather than being given it, and changes its variables;
       PolicyNotHonoured: where JAX or the device would ignore part of the policy;
       UnmatchedNamesError: when a gradient is taken for which neither this nor another block with the same
       policy offered a name of the policy, or a match of a regular expression.

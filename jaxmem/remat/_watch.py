@@ -13,6 +13,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
+from jaxmem.remat._arguments import is_nnx
 from jaxmem.remat._lower import JaxPolicy
 from jaxmem.remat._offers import check_names
 from jaxmem.remat._wrap import WATCH
@@ -38,7 +39,9 @@ class Watch:
 
     def results(self, out: Any) -> Any:
         """A block's results, as they are."""
-        return jax.tree.map(lambda leaf: _watched.bind(leaf, watch=self) if _is_float(leaf) else leaf, out)
+        # An nnx object stays the object that it is: as a pytree it would be copied.
+        watch = lambda leaf: _watched.bind(leaf, watch=self) if _is_float(leaf) else leaf  # noqa: E731
+        return jax.tree.map(watch, out, is_leaf=is_nnx)
 
     def check(self) -> None:
         """UnmatchedNamesError for a pattern of the policy that matched nothing.

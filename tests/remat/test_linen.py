@@ -162,3 +162,88 @@ def test_an_instance_is_refused_with_the_way_to_do_it():
         checkpoint(Block(), "full")
     with pytest.raises(InputError, match="an instance of Block"):
         checkpoint(Block().__call__, "full")
+
+
+class Takes(nn.Module):
+    """A block that is given a module, which may have no parameters yet."""
+
+    @nn.compact
+    def __call__(self, x, dense, *, norm=None):
+        x = jnp.tanh(dense(x))
+        return x if norm is None else norm["norm"](x)
+
+
+def of_module(module, x, dense=None):
+    x = nn.Dense(4, name="inside")(x)
+    return jnp.tanh(module.norm(x) if dense is None else dense(x))
+
+
+class Parent(nn.Module):
+    """Its modules are made, but bound to no parameters before a block uses them."""
+
+    use: object
+    wrap: object
+
+    def setup(self):
+        self.norm = nn.BatchNorm(use_running_average=False, momentum=0.5)
+
+    @nn.compact
+    def __call__(self, x):
+        return self.use(self, self.wrap, x, nn.Dense(4, name="dense"))
+
+
+def blocks(module, wrap, x, dense):
+    return wrap(Takes)()(wrap(Takes)()(x, dense), dense, norm={"norm": module.norm})
+
+
+MODULE_ARGUMENTS = {
+    "to blocks, by keyword and in a dict": blocks,
+    "function of a module": lambda module, wrap, x, dense: wrap(of_module)(module, x),
+    "function of two modules": lambda module, wrap, x, dense: wrap(of_module)(module, x, dense=dense),
+    "function of another module": lambda module, wrap, x, dense: wrap(lambda dense, x: dense(jnp.sin(x)))(dense, x),
+}
+
+
+@pytest.mark.parametrize("use", MODULE_ARGUMENTS)
+def test_modules_among_the_arguments_get_their_parameters(use):
+    """As nn.remat does, which takes the modules that a block is given into the checkpoint."""
+
+    def run(wrap):
+        model = Parent(MODULE_ARGUMENTS[use], wrap)
+        variables = model.init(jax.random.key(0), X)
+        rest = {name: value for name, value in variables.items() if name != "params"}
+
+        def loss(params):
+            y, state = model.apply({"params": params, **rest}, X, mutable=["batch_stats"])
+            return (y**2).sum(), state
+
+        return variables, jax.value_and_grad(loss, has_aux=True)(variables["params"])
+
+    got, want = run(lambda block: checkpoint(block, "full")), run(lambda block: block)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5), got, want)
+
+
+@pytest.mark.parametrize(
+    "use, name",
+    [
+        (lambda module, wrap, x, dense: wrap(lambda x: dense(x))(x), "Dense"),
+        (lambda module, wrap, x, dense: wrap(lambda x: module.norm(x))(x), "Parent"),
+    ],
+    ids=["fresh", "statistics"],
+)
+def test_a_changed_module_in_a_closure_is_refused_with_the_way_to_do_it(use, name):
+    """JAX would complain of an escaped tracer, and elsewhere."""
+    with pytest.raises(InputError, match=rf"closes over {name}\. Pass the module .* as its first argument"):
+        Parent(use, lambda block: checkpoint(block, "full")).init(jax.random.key(0), X)
+
+
+def test_a_module_in_a_closure_is_read():
+    def use(module, wrap, x, dense):
+        dense(x)
+        return wrap(lambda x: dense(jnp.sin(x)))(x)
+
+    model = Parent(use, lambda block: checkpoint(block, "full"))
+    variables = model.init(jax.random.key(0), X)
+    want = Parent(use, lambda block: block).apply(variables, X)
+    np.testing.assert_allclose(model.apply(variables, X), want, rtol=1e-6)

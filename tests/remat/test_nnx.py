@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxmem.errors import InputError
 from jaxmem.remat import checkpoint, residual_bytes
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32))
@@ -129,3 +130,13 @@ def test_a_method_of_the_base_class_is_not_taken_for_its_override():
     model, plain = Doubled(nnx.Rngs(0)), Doubled(nnx.Rngs(0))
     wrap = lambda method: checkpoint(method, "full")  # noqa: E731
     np.testing.assert_array_equal(model.features(X, train=True, wrap=wrap), plain.features(X, train=True))
+
+
+def test_a_classmethod_is_refused():
+    class Made(Block):
+        @classmethod
+        def make(cls):
+            return cls(nnx.Rngs(0))
+
+    with pytest.raises(InputError, match="a bound nnx method; got <bound method .*Made.make"):
+        checkpoint(Made.make, "full")

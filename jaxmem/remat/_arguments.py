@@ -1,0 +1,81 @@
+"""The arguments of a block: what a checkpoint has to be told of, and what keeps its Python value."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxmem.errors import InputError
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
+
+
+def partition(fn: Callable, args: tuple, kwargs: dict, static_argnames: frozenset[str]):
+    """The leaves of a call that pass through a checkpoint, and a function that puts their stand-ins in their places.
+
+    These are arrays; nnx objects, which would be updated in a copy if they passed as pytrees; and, where the first
+    argument is a linen module, as in its methods, all linen modules, whose parameters would be created inside the
+    checkpoint. Everything else stays in its place.
+    """
+    signature, bound, held, traced = None, {}, {}, (args, kwargs)
+    if static_argnames:
+        signature = inspect.signature(fn)
+        unknown = static_argnames - set(signature.parameters)
+        if unknown:
+            raise InputError(
+                wanted=f"static_argnames among {', '.join(signature.parameters)}",
+                got=", ".join(sorted(unknown)),
+                do="Correct the name.",
+            )
+        bound = signature.bind(*args, **kwargs).arguments
+        held = {k: v for k, v in bound.items() if k in static_argnames}
+        traced = [v for k, v in bound.items() if k not in static_argnames]
+    leaves, tree = jax.tree.flatten(traced, is_leaf=is_nnx)
+    lifts = bool(args and leaves) and leaves[0] is args[0] and is_linen(args[0])
+    passes = [_may_change(x) if is_nnx(x) else isinstance(x, _ARRAYS) or (lifts and is_linen(x)) for x in leaves]
+
+    def rebuild(passed):
+        passed = iter(passed)
+        new = [next(passed) if p else leaf for leaf, p in zip(leaves, passes, strict=True)]
+        traced = tree.unflatten(new)
+        if signature is None:
+            return traced
+        traced = iter(traced)
+        values = {k: held[k] if k in held else next(traced) for k in bound}
+        call = inspect.BoundArguments(signature, values)
+        return call.args, call.kwargs
+
+    return [leaf for leaf, p in zip(leaves, passes, strict=True) if p], rebuild
+
+
+def is_nnx(x: Any) -> bool:
+    """Whether it is an nnx object, which is a pytree but is updated in place: a module, Rngs, a Variable."""
+    return is_a(type(x), "flax.nnx", "Pytree") or is_a(type(x), "flax.nnx", "Variable")
+
+
+def is_linen(x: Any) -> bool:
+    """Whether it is a linen module, or variable, with a scope of parameters that it reads and writes."""
+    linen = is_a(type(x), "flax.linen", "Module") or is_a(type(x), "flax.linen", "Variable")
+    return linen and x.scope is not None
+
+
+def is_a(cls, module: str, name: str) -> bool:
+    """issubclass without importing flax: an instance of a module that was never imported cannot exist."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and issubclass(cls, getattr(loaded, name))
+
+
+def _may_change(x: Any) -> bool:
+    """Whether an nnx object is of this trace. One of an outer trace is a constant here, which nnx.remat would break."""
+    from flax import errors, nnx
+
+    try:
+        for _, node in nnx.iter_graph(x):
+            if isinstance(node, nnx.Variable):
+                node.set_raw_value(node.get_raw_value())  # refused where nothing can be set
+    except errors.TraceContextError:
+        return False
+    return True
