@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem.errors import ConfigError
-from jaxmem.policy import Policy, as_policy
+from jaxmem.policy import Policy, as_policy, shortest
 
 CONFIG_VERSION = 1
 
@@ -102,7 +102,7 @@ class MemoryConfig:
             object.__setattr__(self, "accumulator_dtype", self.precision.accumulator)
         if self.precision == Precision(compute=self.dtypes.compute):  # both spellings are one value
             object.__setattr__(self, "precision", self.dtypes.compute)
-        as_policy(self.remat)
+        object.__setattr__(self, "remat", shortest(as_policy(self.remat)))  # likewise
         for name, neutral in (("gradient_reduction", "auto"), ("zero", 0), ("offload", ())):
             value = getattr(self, name)
             value = tuple(value) if name == "offload" and isinstance(value, (list, tuple)) else value

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from jaxmem.errors import ConfigError, UnknownPolicyError
@@ -18,6 +18,8 @@ _DOTS = ("none", "no_batch", "all")  # each keeps what the one before it keeps
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
     """What a block keeps for its backward pass; equal by value, hashable, JSON both ways, combined by `|`.
+
+    The order of the patterns is no part of the value: they are kept sorted.
 
     A name is what `jax.ad_checkpoint.checkpoint_name(x, name)` gave to a value. A pattern is an exact
     name ("qkv_proj"), or a regular expression for the whole name behind "re:" ("re:(q|k|v)_proj"). Each
@@ -110,11 +112,10 @@ class Policy:
     def from_json(cls, text: str) -> "Policy":
         """The policy that `to_json` wrote."""
         try:
-            return cls.from_fields(json.loads(text))
-        except ValueError as error:
-            if isinstance(error, ConfigError):
-                raise
+            fields = json.loads(text)
+        except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(wanted="a Policy as JSON", got=f"invalid JSON ({error})", do="Check the text.") from None
+        return cls.from_fields(fields)
 
     @classmethod
     def from_fields(cls, fields: Any) -> "Policy":
@@ -134,9 +135,9 @@ class Policy:
         >>> print(preset("dots"), "/", Policy(save=("a", "b"), dots="no_batch"))
         dots / save=a,b dots=no_batch
         """
-        for name, policy in PRESETS.items():
-            if policy == self:
-                return name
+        setting = shortest(self)
+        if isinstance(setting, str):
+            return setting
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
         return " ".join(f"{k}={','.join(v) if isinstance(v, tuple) else v}" for k, v in values.items())
 
@@ -171,17 +172,19 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def _patterns(field: str, value) -> tuple[str, ...]:
-    """The distinct patterns in order, checked."""
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    """The distinct patterns, sorted and checked."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise ConfigError(
-            wanted=f"{field} to be a tuple of names", got=repr(value), do=f"Write {field}=({value!r},) for one name."
+            wanted=f"{field} to be a tuple of names",
+            got=repr(value)[:200],
+            do=f"Write {field}=({value!r},) for one name." if isinstance(value, str) else f"Write {field}=('name',).",
         )
-    patterns = tuple(dict.fromkeys(value))
+    patterns = tuple(value)
     for pattern in patterns:
         if not isinstance(pattern, str) or pattern in ("", REGEX):
             raise ConfigError(
                 wanted=f'{field} to hold names, or regular expressions behind "{REGEX}"',
-                got=repr(pattern),
+                got=repr(pattern)[:200],
                 do="Use the string given to checkpoint_name.",
             )
         if is_regex(pattern):
@@ -193,7 +196,7 @@ def _patterns(field: str, value) -> tuple[str, ...]:
                     got=f"{pattern!r} ({error})",
                     do="Correct it; re.escape quotes a name.",
                 ) from None
-    return patterns
+    return tuple(sorted(set(patterns)))
 
 
 def _conflict(what: str, fates) -> ConfigError:
@@ -253,3 +256,12 @@ def preset(name: str) -> Policy:
 def as_policy(remat: str | Policy) -> Policy:
     """The policy of a remat setting: a preset's name, or a policy as it is."""
     return remat if isinstance(remat, Policy) else preset(remat)
+
+
+def shortest(policy: Policy) -> str | Policy:
+    """A policy as a remat setting: the name of the first preset that it equals, else the policy.
+
+    >>> shortest(Policy(dots="all")), shortest(Policy(save=("a",))).save
+    ('dots', ('a',))
+    """
+    return next((name for name, known in PRESETS.items() if known == policy), policy)

@@ -39,6 +39,23 @@ def test_combining_with_itself_and_with_full_changes_nothing(policy):
     assert policy | preset("full") == policy == preset("full") | policy
 
 
+@given(policies(), st.randoms())
+def test_the_order_of_patterns_is_no_part_of_the_value(policy, random):
+    shuffled = {
+        field: random.sample(patterns := getattr(policy, field), len(patterns)) for field in ("save", "offload")
+    }
+    assert dataclasses.replace(policy, **shuffled) == policy
+    assert str(Policy(save=("b", "a", "b"))) == "save=a,b"
+
+
+def test_a_preset_and_its_policy_are_one_setting():
+    for name, policy in PRESETS.items():
+        one, other = MemoryConfig(remat=name), MemoryConfig(remat=policy)
+        assert one == other and hash(one) == hash(other) and one.remat == other.remat
+    assert MemoryConfig(remat=Policy()).remat == "full"
+    assert MemoryConfig(remat=Policy(save=("a",))).remat == Policy(save=("a",))
+
+
 def test_a_combination_keeps_what_either_keeps():
     combined = Policy(save=("a",), dots="no_batch") | Policy(offload=("b", "re:c.*"), dots="all")
     assert combined == Policy(save=("a",), offload=("b", "re:c.*"), dots="all")
@@ -74,7 +91,11 @@ def test_an_expression_is_for_the_whole_name():
         ({"save": "a"}, r"Write save=\('a',\)"),
         ({"save": ("",)}, "names, or regular expressions"),
         ({"save": (3,)}, "got 3"),
-        ({"save": None}, "tuple of names"),
+        ({"save": None}, r"tuple of names; got None\. Write save=\('name',\)"),
+        ({"save": {"a": 1}}, r"tuple of names; got \{'a': 1\}"),
+        ({"save": b"ab"}, "tuple of names; got b'ab'"),
+        ({"save": (["a"],)}, r"names, .* got \['a'\]"),
+        ({"offload": ({},)}, r"names, .* got \{\}"),
         ({"offload": ("re:(",)}, r"'re:\('"),
         ({"dots": "some"}, "none, no_batch, all; got 'some'"),
         ({"rest": True}, "got True"),
@@ -87,7 +108,10 @@ def test_what_cannot_be_meant_is_refused(fields, match):
         Policy(**fields)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"keep": ["a"]}', '{"save": "a"}'])
+BAD = ["[]", "{", "null", None, b"\xff", '{"keep": ["a"]}', '{"save": "a"}', '{"save": {"a": 1}}', '{"save": [["a"]]}']
+
+
+@pytest.mark.parametrize("text", [*BAD, "[" * 100_000], ids=[*map(repr, BAD), "deep"])
 def test_bad_json_is_a_config_error(text):
     with pytest.raises(ConfigError):
         Policy.from_json(text)
