@@ -15,8 +15,7 @@ from jaxmem.analysis.oom._records import MemoryName
 BEFORE, AFTER = 2**16, 2**20  # bytes kept round the first headline: a traceback before, a dump after
 _LEFT, _RIGHT = 512, 2048  # bytes of a line looked at round a trigger
 _PIECE = 2**20
-MOST_REPORTS = 20_000  # matches looked at; a log with more of them says nothing new
-_MOST_SIGNATURES = 10_000
+MOST_REPORTS = 5_000  # matches looked at; a log with more of them says nothing new
 _ANSI = re.compile(rb"\x1b\[[0-9;?]{0,32}[@-~]")
 
 Signature = tuple[MemoryName, int | None]
@@ -117,7 +116,7 @@ class _Search:
                 self.repeats += 1
                 if self.signature[1] is None:
                     self.signature = signature
-            elif len(self.other) < _MOST_SIGNATURES and not any(_same(signature, s) for s in list(self.other)[:64]):
+            elif not any(_same(signature, s) for s in list(self.other)[:64]):
                 self.other.add(signature)
         if self.found is None:
             self.before = (self.before + data[:cut])[-BEFORE:]
