@@ -4,6 +4,8 @@ import dataclasses
 import re
 from typing import Literal
 
+import numpy as np
+
 from jaxmem.errors import InputError
 
 
@@ -71,6 +73,7 @@ def nested_scan_bytes(
     >>> nested_scan_bytes(1000, carry_bytes=1, levels=3).kept_carries  # 3 · ∛1000
     30
     """
+    length = _whole("length", length)
     cuts = segment_lengths(length, segment, levels)
     if saved_bytes is None and cuts[-1:] != (1,):
         cuts = (*cuts, 1)  # "full" keeps where each step of the innermost segment starts, and nothing of the step
@@ -99,7 +102,8 @@ def segment_lengths(length: int, segment: int | Literal["sqrt"] | None, levels: 
             do="Leave one of them out; levels=2 is segment='sqrt'.",
         )
     if levels is not None:
-        base = _root(length, _whole("levels", levels))
+        levels = _whole("levels", levels)
+        base = _root(length, levels)
         lengths = tuple(base**power for power in range(levels - 1, 0, -1)) or (1,)
     elif segment in (None, "sqrt"):
         lengths = (_root(length, 2),)
@@ -123,14 +127,17 @@ def segments_of(scope: str) -> tuple[int, ...]:
     return tuple(map(int, found[1][1:].split("_"))) if found else ()
 
 
+_MEANING = {"segment": "number of steps of a segment", "levels": "depth of nesting", "length": "number of steps"}
+
+
 def _whole(name: str, value) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise InputError(
             wanted=f"{name} to be a whole number of at least 1" + (" or 'sqrt'" if name == "segment" else ""),
             got=repr(value),
-            do="Give the number of steps of a segment." if name == "segment" else "Give the depth of nesting.",
+            do=f"Give the {_MEANING[name]}.",
         )
-    return value
+    return int(value)
 
 
 def _root(length: int, power: int) -> int:

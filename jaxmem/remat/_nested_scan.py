@@ -49,6 +49,8 @@ def nested_scan(
     slices each, or the whole stack where scans are split. Here every loop reads its slice from the one stack
     by its index, and writes the slice's gradient into the one buffer that is the result, so nothing is copied.
 
+    A `jax.debug.print` or callback in the body fires again with each run, so more often than in `lax.scan`.
+
     Args:
       body: `body(carry, x) -> (carry, y)`, as of `lax.scan`; it may close over traced arrays.
       init, xs, length: as of `lax.scan`; pytrees of arrays, PRNG keys too.

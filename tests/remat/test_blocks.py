@@ -327,6 +327,22 @@ def test_nothing_repeats():
         jax.eval_shape(at_blocks(loss, full), *args)
 
 
+@pytest.mark.parametrize(
+    "layers, got",
+    [
+        (
+            lambda w, x: jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w[None])[0],
+            "got [0-9]+ equations with no scan of several",
+        ),
+        (lambda w, x: jax.checkpoint(lambda x: jnp.tanh(x @ w))(x), "got layers with checkpoints of their own"),
+    ],
+    ids=["scan of one step", "checkpoint"],
+)
+def test_what_was_looked_for_and_not_found_is_said_truly(layers, got):
+    with pytest.raises(RematWithoutEffect, match=got):
+        jax.eval_shape(at_blocks(lambda w, x: layers(w, x).sum(), full), weights(D, D), X)
+
+
 def test_scopes_and_source_lines_stay():
     def loss(ws, x):
         for w in ws:

@@ -277,6 +277,19 @@ def test_bad_cuts_are_refused(cuts, message):
         nested_scan(lambda c, x: (c, x), 0.0, jnp.ones(3), **cuts)
 
 
+@pytest.mark.parametrize("number", [np.int64(2), np.uint8(2)])
+def test_whole_numbers_of_numpy_are_whole_numbers(number):
+    for cuts, same in (({"segment": number}, {"segment": 2}), ({"levels": number}, {"levels": 2})):
+        price = nested_scan_bytes(np.int64(9), carry_bytes=1, **cuts)
+        assert price == nested_scan_bytes(9, carry_bytes=1, **same) and type(price.segments[0]) is int
+
+
+@pytest.mark.parametrize("length", [0, -1, 2.0])
+def test_a_price_is_of_at_least_one_step(length):
+    with pytest.raises(InputError, match="length to be a whole number of at least 1"):
+        nested_scan_bytes(length, carry_bytes=1)
+
+
 def test_an_empty_scan_returns_its_init():
     carry, ys = nested_scan(lambda c, x: (c + x, c), 1.0, jnp.ones(0))
     assert carry == 1.0 and ys.shape == (0,)

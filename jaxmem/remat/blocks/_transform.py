@@ -53,18 +53,15 @@ def at_blocks(fn: Callable, wrap: Callable) -> Callable:
 
         values = iter(apply_at_blocks(jaxpr, counting)(*leaves))
         if not wrapped:
-            if has_checkpoint(jaxpr.jaxpr):
-                raise RematWithoutEffect(
-                    wanted="a loss with something to wrap: a scan over layers, or layers that repeat",
-                    got="a loss in which whatever could be a block has a checkpoint of its own",
-                    do="Take the checkpoints out, so that the remat setting decides, or declare `memory` in the loss "
-                    "and mark the layers with memory.block(...) instead.",
-                )
+            own = has_checkpoint(jaxpr.jaxpr)
+            beside = "layers with checkpoints of their own, which are left as they are, and beside them " if own else ""
+            do = "Take the checkpoints out, so that the remat setting decides, or declare" if own else "Declare"
             raise RematWithoutEffect(
                 wanted="a loss with something to wrap: a scan over layers, or layers that repeat",
-                got=f"{len(jaxpr.jaxpr.eqns)} equations with no scan that holds a matmul, no repeated Flax modules "
-                "(Block_0, Block_1, …) and no repeated stretch of like operations",
-                do="Declare `memory` in the loss and mark what is to be recomputed with memory.block(...).",
+                got=f"{beside}{len(jaxpr.jaxpr.eqns)} equations with no scan of several steps that holds a matmul and "
+                "something to recompute, no repeated Flax modules (Block_0, Block_1, …) and no repeated stretch of "
+                "like operations",
+                do=f"{do} `memory` in the loss and mark what is to be recomputed with memory.block(...).",
             )
         return out["tree"].unflatten([next(values) if n is None else n for n in out["numbers"]])
 
