@@ -9,11 +9,16 @@ from jaxmem.errors import RematWarning
 from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._lower import JaxPolicy, lower
 from jaxmem.remat._watch import Watch
-from jaxmem.remat._wrap import Hooks, Options, wrap
+from jaxmem.remat._wrap import CALL, Hooks, Options, wrap
 
 
 def checkpoint(
-    target: Any, policy: str | Policy, *, static_argnames: tuple[str, ...] = (), scanned: bool = False
+    target: Any,
+    policy: str | Policy,
+    *,
+    static_argnames: tuple[str, ...] = (),
+    methods: tuple[str, ...] = CALL,
+    scanned: bool = False,
 ) -> Any:
     """`target` with its intermediate values recomputed in the backward pass, as `policy` says.
 
@@ -27,6 +32,8 @@ def checkpoint(
         `flax.nnx` module class, instance or bound method.
       policy: a preset's name ("none", "full", "dots", "dots_no_batch", "minimal", ...) or a `Policy`.
       static_argnames: array arguments to be passed by value all the same.
+      methods: of a module class, the methods that are blocks, each call one. Others that are called from
+        outside, such as `encode` in `block.encode(x)`, are not recomputed, as with `nn.remat`.
       scanned: the block is the body of a `lax.scan`. Then the barrier that keeps XLA's
         common-subexpression elimination from undoing the recomputation is not needed, and is left out.
 
@@ -48,15 +55,17 @@ def checkpoint(
     Source: `jax.checkpoint`; Chen et al. 2016, "Training deep nets with sublinear memory cost".
     """
     policy = as_policy(policy)
-    return _apply(target, policy, static_argnames, scanned, watched=True)
+    return _apply(target, policy, static_argnames, methods, scanned, watched=True)
 
 
-def checkpoint_unchecked(target: Any, policy: str | Policy, *, static_argnames=(), scanned: bool = False) -> Any:
+def checkpoint_unchecked(
+    target: Any, policy: str | Policy, *, static_argnames=(), methods=CALL, scanned: bool = False
+) -> Any:
     """`checkpoint` for whoever checks names on the whole loss, where each may be in another block."""
-    return _apply(target, as_policy(policy), static_argnames, scanned, watched=False)
+    return _apply(target, as_policy(policy), static_argnames, methods, scanned, watched=False)
 
 
-def _apply(target, policy: Policy, static_argnames, scanned: bool, watched: bool):
+def _apply(target, policy: Policy, static_argnames, methods, scanned: bool, watched: bool):
     if policy.keeps_everything:
         if policy.save or policy.dots != "none":
             warnings.warn(
@@ -68,9 +77,9 @@ def _apply(target, policy: Policy, static_argnames, scanned: bool, watched: bool
         return target  # not everything_saveable, under which XLA keeps more than without a checkpoint
     asked = lower(policy)
     if not (watched and policy.patterns):
-        return wrap(target, Options(asked, not scanned), static_argnames)
+        return wrap(target, Options(asked, not scanned), static_argnames, methods)
     watch = _watch_of_class(target, asked) if inspect.isclass(target) else Watch(asked)
-    return wrap(target, Options(watch, not scanned), static_argnames, Hooks(results=watch.results))
+    return wrap(target, Options(watch, not scanned), static_argnames, methods, Hooks(results=watch.results))
 
 
 @functools.lru_cache(maxsize=1024)  # as many as there are wrapped classes

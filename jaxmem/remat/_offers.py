@@ -8,7 +8,7 @@ from typing import Any
 from jaxmem.errors import UnmatchedNamesError
 from jaxmem.policy import FATES, Policy, as_policy, is_regex, matches
 from jaxmem.remat._lower import JaxPolicy, is_dot, lower
-from jaxmem.remat._wrap import Hooks, Options, wrap
+from jaxmem.remat._wrap import CALL, Hooks, Options, wrap
 
 
 class Offers:
@@ -30,13 +30,15 @@ class Offers:
         self.names = collections.Counter()
         self.dots = 0  # operations that the dots rule kept
 
-    def checkpoint(self, target: Any, policy: str | Policy, *, static_argnames=(), scanned: bool = False) -> Any:
+    def checkpoint(
+        self, target: Any, policy: str | Policy, *, static_argnames=(), methods=CALL, scanned: bool = False
+    ) -> Any:
         """`jaxmem.remat.checkpoint` that writes down what the policy is asked."""
         policy = as_policy(policy)
         if policy.keeps_everything:
             return target
         recording = Recording(lower(policy), self)
-        return wrap(target, Options(recording, not scanned), static_argnames, Hooks(before=self._count))
+        return wrap(target, Options(recording, not scanned), static_argnames, methods, Hooks(before=self._count))
 
     def answer(self, policy: Policy) -> bool:
         """Whether every pattern and the dots rule of a policy found something."""

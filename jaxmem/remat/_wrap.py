@@ -35,20 +35,29 @@ class Hooks(NamedTuple):
 
 
 NO_HOOKS = Hooks()
+_NO_SELF = (staticmethod, classmethod)
+CALL = ("__call__",)  # the methods of a module class that are blocks where nothing is said
 
 
-def wrap(target: Any, options: Options, static_argnames=(), hooks: Hooks = NO_HOOKS) -> Any:
+def wrap(target: Any, options: Options, static_argnames=(), methods=CALL, hooks: Hooks = NO_HOOKS) -> Any:
     """`target` under `jax.checkpoint`; see `jaxmem.remat.checkpoint`.
 
     Args:
       target: the block.
       options: for `jax.checkpoint`.
       static_argnames: array arguments to be passed by value.
+      methods: of a module class, those that are blocks.
       hooks: around each call.
     """
     names = frozenset((static_argnames,) if isinstance(static_argnames, str) else static_argnames)
     if _is_module_class(target):
-        return _module_class(target, names, options, hooks)
+        return _module_class(target, tuple(methods), names, options, hooks)
+    if methods is not CALL:
+        raise InputError(
+            wanted="methods with a linen or nnx module class",
+            got=f"methods={methods!r} with {target!r}",
+            do="Wrap the class, or each bound nnx method by itself.",
+        )
     if is_a(type(target), "flax.nnx", "Module"):
         return _bound(_block(type(target).__call__, names, options, hooks), target)
     owner = getattr(target, "__self__", None)
@@ -138,22 +147,24 @@ def _bound(block: Callable, module) -> Callable:
 
 
 @functools.lru_cache(maxsize=1024)  # one class per block and policy: module classes are compared by identity
-def _module_class(cls, names, options, hooks):
-    block = _block(cls.__call__, names, options, hooks)
-
-    def __call__(self, *args, **kwargs):
-        return block(self, *args, **kwargs)
-
-    functools.update_wrapper(__call__, cls.__call__)
+def _module_class(cls, methods, names, options, hooks):
+    own = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}  # without type's
+    missing = [name for name in methods if not callable(own.get(name)) or isinstance(own[name], _NO_SELF)]
+    if missing:
+        raise InputError(
+            wanted=f"the methods of {cls.__name__} that are blocks",
+            got=", ".join(map(repr, missing)) + ", which are none of its methods, or have no self",
+            do="Name them, for example methods=('__call__', 'encode').",
+        )
     # The class keeps its name: linen builds parameter paths from it ("Block_0"), and saved parameters stay valid.
     body = {
-        "__call__": __call__,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "__annotations__": {},
     }
-    return type(cls)(cls.__name__, (cls,), body)
+    blocks = {name: _block(getattr(cls, name), names, options, hooks) for name in methods}
+    return type(cls)(cls.__name__, (cls,), body | blocks)
 
 
 def _is_module_class(x) -> bool:

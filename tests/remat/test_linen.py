@@ -157,6 +157,43 @@ def test_the_class_is_made_once_and_keeps_its_face():
     assert checkpoint(Block, "none") is Block
 
 
+class Coder(nn.Module):
+    def setup(self):
+        self.dense = nn.Dense(4)
+
+    def __call__(self, x):
+        return self.encode(x)
+
+    def encode(self, x):
+        return jnp.tanh(self.dense(jnp.sin(x)))
+
+    @staticmethod
+    def shape():
+        return (4,)
+
+
+def test_methods_that_are_blocks():
+    def kept(cls, method):
+        model = cls()
+        variables = model.init(jax.random.key(0), X)
+        return residual_bytes(lambda v, x: model.apply(v, x, method=method), variables, X)
+
+    assert kept(checkpoint(Coder, "full"), "encode") == kept(Coder, "encode") > 0
+    assert kept(checkpoint(Coder, "full", methods=("encode",)), "encode") == 0
+    both = checkpoint(Coder, "full", methods=("__call__", "encode"))
+    assert kept(both, "encode") == kept(both, "__call__") == 0 and both is checkpoint(
+        Coder, "full", methods=("__call__", "encode")
+    )
+
+
+def test_methods_that_are_none_are_refused():
+    for name in ("decode", "shape"):
+        with pytest.raises(InputError, match=rf"methods of Coder that are blocks; got '{name}'"):
+            checkpoint(Coder, "full", methods=(name,))
+    with pytest.raises(InputError, match="methods with a linen or nnx module class"):
+        checkpoint(jnp.sin, "full", methods=("encode",))
+
+
 def test_an_instance_is_refused_with_the_way_to_do_it():
     with pytest.raises(InputError, match=r"an instance of Block\. Wrap the class .*block\(Block\)"):
         checkpoint(Block(), "full")
