@@ -1,0 +1,104 @@
+"""What a device of this machine holds right now, and what its allocator has set aside: two different numbers."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxmem.targets._chip import memory_fraction
+from jaxmem.targets._names import CHIPS
+
+# Read once, when the backend starts.
+_SETTINGS = (
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """Bytes of one device; None where its backend does not say, as XLA:CPU does not.
+
+    Args:
+      device: what JAX calls it.
+      in_use_bytes: of live arrays and running programs.
+      peak_bytes: the most that were in use since the process started.
+      pool_bytes: what the allocator has taken from the device: `nvidia-smi` shows this, whatever is in use.
+      limit_bytes: what it may take at most; more is out of memory.
+      notes: sentences about what these numbers do not show.
+    """
+
+    device: str
+    in_use_bytes: int | None = None
+    peak_bytes: int | None = None
+    pool_bytes: int | None = None
+    limit_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def device_memory(device: Any = None) -> DeviceMemory:
+    """What `device` (the first of this machine unless given) holds, next to what its allocator has taken.
+
+    This starts JAX's backend: settings of the allocator must be made before.
+
+    >>> import jax
+    >>> memory = device_memory(jax.devices("cpu")[0])
+    >>> memory.in_use_bytes, memory.notes[0]
+    (None, 'cpu keeps no statistics of its memory.')
+    """
+    import jax
+
+    device = jax.local_devices()[0] if device is None else device
+    try:
+        stats = device.memory_stats()
+    except Exception:  # backends without statistics raise errors of their own making
+        stats = None
+    if not stats:
+        return DeviceMemory(device=device.device_kind, notes=(f"{device.platform} keeps no statistics of its memory.",))
+    limit = stats.get("bytes_limit")
+    return DeviceMemory(
+        device=device.device_kind,
+        in_use_bytes=stats.get("bytes_in_use"),
+        peak_bytes=stats.get("peak_bytes_in_use"),
+        pool_bytes=stats.get("pool_bytes"),
+        limit_bytes=limit,
+        notes=late_settings(_at_start(), device.device_kind, limit) if device.platform == "gpu" else (),
+    )
+
+
+def late_settings(at_start: Mapping[str, str] | None, kind: str, limit_bytes: int | None) -> tuple[str, ...]:
+    """Sentences on settings of the allocator in the environment that came too late, now that the backend is up.
+
+    Args:
+      at_start: environment of the process when it began; None where nothing tells.
+      kind: of the device, as JAX calls it.
+      limit_bytes: of its allocator.
+    """
+    notes = []
+    chip = next((chip for chip in CHIPS if chip.kind == kind), None)
+    asked = memory_fraction()
+    if chip is not None and limit_bytes and abs(limit_bytes / chip.hbm_bytes - asked) > 0.05:
+        notes.append(
+            f"The allocator may take {limit_bytes / chip.hbm_bytes:.0%} of the device, not the {asked:.0%} that the "
+            "environment asks for now: it was read when JAX's backend started. Set it before, and start again."
+        )
+    if at_start is not None:
+        notes += [
+            f"{name} was changed after this process began: that counts only if it was before JAX's backend started."
+            for name in _SETTINGS
+            if os.environ.get(name) != at_start.get(name)
+        ]
+    return tuple(notes)
+
+
+def _at_start() -> dict[str, str] | None:
+    """The environment that this process was started with, where Linux tells."""
+    try:
+        text = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (entry.partition("=") for entry in os.fsdecode(text).split("\0"))
+    return {name: value for name, _, value in pairs if name}
