@@ -5,6 +5,11 @@
 The training steps of the four examples, compiled for a TPU and a GPU that need not be there. A policy that keeps all
 that another keeps must not need less than it, `TOLERANCE` aside: full ≤ dots_no_batch ≤ dots ≤ none. And a loss that
 declares no `memory`, so that jaxmem finds its blocks, must need what the same loss needs with its blocks marked.
+
+One pair is known to be out of order, and is counted: the ViT on the TPU needs 5 % more under `dots` than under `none`.
+Its layers are unrolled, so under `none` nothing holds the compiler back: it keeps the matrix products too, computes the
+rest again by itself, and keeps queries, keys and values as the bfloat16 that its matrix unit reads. A policy keeps them
+in the loss's float32. Computed in bfloat16, `dots` needs 8 % less than `none`.
 """
 
 import dataclasses
@@ -109,17 +114,19 @@ def main():
             print(target, example, remat, rows[remat], f"{seconds:.0f} s", file=sys.stderr, flush=True)
         for kind in ("with_handle", "without_handle", "residual_bytes"):
             found_wrong = violations({remat: row[kind] for remat, row in rows.items()})
-            wrong += [f"{target} {example} {kind}: {what}" for what in found_wrong]
+            wrong += [(kind, f"{target} {example}: {what}") for what in found_wrong]
     emit(
         {
             "handle_max_difference": max(differences.values()),
-            "order_violations": len(wrong),
+            "order_violations": sum(kind != "residual_bytes" for kind, _ in wrong),
+            "order_violations_without_none": sum(kind != "residual_bytes" and "none" not in what for kind, what in wrong),
+            "residual_order_violations": sum(kind == "residual_bytes" for kind, _ in wrong),
             "cases": 2 * len(differences),
             "distinct_programs": len(_compiled),
         },
         target=", ".join(TARGETS),
         provenance={"with_handle": "compiled", "without_handle": "compiled", "residual_bytes": "modelled"},
-        notes={"temp_bytes": table, "violations": wrong, "order_tolerance": TOLERANCE},
+        notes={"temp_bytes": table, "violations": [f"{kind} {what}" for kind, what in wrong], "order_tolerance": TOLERANCE},
     )
 
 
