@@ -1,5 +1,6 @@
 """The block cutter finds what a person would mark, and changes nothing but what is kept."""
 
+import contextlib
 import functools
 import re
 
@@ -341,6 +342,27 @@ def test_nothing_repeats():
 def test_what_was_looked_for_and_not_found_is_said_truly(layers, got):
     with pytest.raises(RematWithoutEffect, match=got):
         jax.eval_shape(at_blocks(lambda w, x: layers(w, x).sum(), full), weights(D, D), X)
+
+
+def test_layers_that_grow_are_blocks_once_they_are_named():
+    """Layer i adds up i outputs, so that no distance between layers comes twice."""
+
+    def dense(scope, wrap, ws, x):
+        outs = [x]
+        for i, w in enumerate(ws):
+            with scope(f"Layer_{i}"):
+                outs.append(wrap(lambda w, *outs: layer(sum(outs), w))(w, *outs))
+        return outs[-1].sum()
+
+    args = [weights(D, D)] * 6, X
+    bare = functools.partial(dense, lambda name: contextlib.nullcontext(), lambda block: block)
+    named = functools.partial(dense, jax.named_scope, lambda block: block)
+    marked = functools.partial(dense, jax.named_scope, jax.checkpoint)
+    plain, cut, whole, by_hand = (
+        residual_bytes(f, *args, argnums=0) for f in (bare, at_blocks(bare, full), at_blocks(named, full), marked)
+    )
+    assert whole == by_hand <= cut < plain
+    assert [block.name for block in blocks_of(named, *args)] == [f"Layer_{i}" for i in range(6)]
 
 
 def test_scopes_and_source_lines_stay():

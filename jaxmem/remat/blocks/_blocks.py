@@ -45,6 +45,10 @@ def find_blocks(closed_jaxpr: jex.ClosedJaxpr) -> tuple[Block, ...]:
     of smaller repeated ones. A block has a matmul or convolution, or much to free, and no effect that must not happen
     twice.
 
+    Stretches are looked for at equal distances. So layers that differ in their number of equations, as in a DenseNet
+    that adds up all earlier outputs, are found in part only: call each in a `jax.named_scope(f"Layer_{i}")`, as
+    Flax modules are, or mark it with `memory.block`.
+
     >>> import jax, jax.numpy as jnp
     >>> def loss(weights, x):
     ...     for w in weights:
