@@ -4,6 +4,7 @@ from jaxmem.analysis._analyze import analyze as analyze
 from jaxmem.analysis._build import analyze_program as analyze_program
 from jaxmem.analysis._compare import Comparison as Comparison
 from jaxmem.analysis._compare import compare as compare
+from jaxmem.analysis._compare import join as join
 from jaxmem.analysis._hlo_flops import HloFlops as HloFlops
 from jaxmem.analysis._hlo_flops import hlo_flops as hlo_flops
 from jaxmem.analysis._jaxpr_flops import JaxprFlops as JaxprFlops

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -62,6 +62,22 @@ class Comparison:
 
     def __str__(self) -> str:
         return "\n".join(str(row) for row in self.rows)
+
+
+def join(comparisons: Sequence[Comparison], *, name_targets: bool = False) -> Comparison:
+    """Comparisons for several targets as one; `target` then names all of them.
+
+    Args:
+      comparisons: at least one.
+      name_targets: whether the rows' names shall tell the target, where there are several.
+    """
+    if len(comparisons) == 1:
+        return comparisons[0]
+    rows = [row for comparison in comparisons for row in comparison.rows]
+    if name_targets:
+        rows = [dataclasses.replace(row, name=f"{row.name} on {row.target}") for row in rows]
+    targets = ",".join(comparison.target for comparison in comparisons)
+    return dataclasses.replace(comparisons[0], rows=tuple(rows), target=targets)
 
 
 def compare(

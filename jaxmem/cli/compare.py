@@ -16,7 +16,6 @@ from jaxmem.cli._options import (
     JsonOut,
     PrecisionName,
     Settings,
-    Target,
     build_config,
 )
 from jaxmem.cli._output import Outputs, clean_stdout
@@ -31,7 +30,16 @@ DEFAULT_PRESETS = "none,full,dots,dots_no_batch"
 
 def compare(
     file: File,
-    target: Target = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="LIST",
+            help="What to compile for, one or several separated by commas: local, cpu, tpu-v5e:2x2, gpu-h100, ...; "
+            "`jaxmem targets` lists them.",
+            show_default="local",
+        ),
+    ] = None,
     remat: Annotated[
         str, typer.Option("--remat", metavar="LIST", help="Presets, separated by commas; the order of the rows.")
     ] = DEFAULT_PRESETS,
@@ -58,35 +66,48 @@ def compare(
 
     outputs = Outputs({"--json": json_out, "--html": html_out})
     outputs.check(inputs=(file, file.rpartition(":")[0], config))
-    names = split_presets(remat)
+    names = split_list(remat, "--remat", f"different presets, such as {DEFAULT_PRESETS}")
+    targets = split_list(target, "--target", "different targets, such as cpu,gpu-h100") if target else [None]
     start_jax()
     import jaxmem
+    from jaxmem.analysis import join
     from jaxmem.cli._load import load_workload
     from jaxmem.targets import resolve_target
 
-    resolve_target(target)  # an unknown name is said before the file runs
+    for name in targets:
+        resolve_target(name)  # an unknown name is said before the file runs
     base = build_config(config, accumulation_steps=accumulation_steps, precision=precision)
     variants = {name: dataclasses.replace(base, remat=name) for name in names}
+    comparisons, verified = [], []
     with clean_stdout(outputs.to_stdout) as stdout:
         with stages(f"loading {file}") as stage:
-            workload = load_workload(file, target=target, settings=settings or ())
-            comparison = jaxmem.compare(
-                variants, workload, target=target, progress=lambda name, what: stage(f"{what} {name}")
-            )
-            verified = _verify(workload, variants, comparison, target, stage) if verify else {}
+            for name in targets:
+                on = f" for {name}" if len(targets) > 1 else ""
+                workload = load_workload(file, target=name, settings=settings or ())
+                comparison = jaxmem.compare(
+                    variants, workload, target=name, progress=lambda row, what, on=on: stage(f"{what} {row}{on}")
+                )
+                comparisons.append(comparison)
+                verified.append(_verify(workload, variants, comparison, name, stage) if verify else {})
         from jaxmem.report import html_report, render_comparison
 
-        results = {"--json": lambda: _to_json(comparison, verified), "--html": lambda: html_report(comparison)}
+        results = {
+            "--json": lambda: _to_json(join(comparisons), [found for rows in verified for found in rows.values()]),
+            "--html": lambda: html_report(join(comparisons, name_targets=True)),
+        }
         outputs.write(stdout, results)
     if not outputs.to_stdout:
         from rich.console import Console
 
-        Console().print(render_comparison(comparison))
-        if verified:
-            from jaxmem.report.verification import render_verifications
+        from jaxmem.report.verification import render_verifications
 
-            Console().print(render_verifications(list(verified.values())))
-    if all(row.fits == "no" for row in comparison.rows) or not all(found.passed for found in verified.values()):
+        console = Console()
+        for number, (comparison, found) in enumerate(zip(comparisons, verified, strict=True)):
+            console.print(*([""] if number else []), render_comparison(comparison), sep="\n")
+            if found:
+                console.print(render_verifications(list(found.values())))
+    rows = [row for comparison in comparisons for row in comparison.rows]
+    if all(row.fits == "no" for row in rows) or not all(v.passed for found in verified for v in found.values()):
         raise typer.Exit(DOES_NOT_FIT)
 
 
@@ -101,30 +122,30 @@ def _verify(workload, variants, comparison, target, stage) -> dict[str, "Verific
     return {name: verifier.check(step, name=name) for name, step in steps.items()}
 
 
-def _to_json(comparison: "Comparison", verified: dict[str, "Verification"]) -> str:
+def _to_json(comparison: "Comparison", verified: list["Verification"]) -> str:
     """The comparison's JSON, with a `verification` in each row that has one."""
     if not verified:
         return comparison.to_json()
     table = comparison.to_dict()
-    for row in table["rows"]:
-        row["verification"] = verified[row["name"]].to_dict()
+    for row, found in zip(table["rows"], verified, strict=True):
+        row["verification"] = found.to_dict()
     return json.dumps(table, indent=2)
 
 
-def split_presets(text: str) -> list[str]:
+def split_list(text: str, option: str, wanted: str) -> list[str]:
     """The names of a comma-separated list; an empty or a repeated one is refused.
 
-    >>> split_presets("none, full")
+    >>> split_list("none, full", "--remat", "presets")
     ['none', 'full']
     """
-    from jaxmem.errors import UnknownPolicyError
+    from jaxmem.errors import InputError
 
     names = [name.strip() for name in text.split(",")]
     empty, repeated = "" in names, sorted({name for name in names if names.count(name) > 1})
     if empty or repeated:
-        raise UnknownPolicyError(
-            wanted="--remat to be a list of different presets",
+        raise InputError(
+            wanted=f"{option} to be a list of {wanted}",
             got=repr(text) if empty else f"{', '.join(repeated)} more than once",
-            do=f"Write for example --remat {DEFAULT_PRESETS}.",
+            do="Separate them by commas, and name each once.",
         )
     return names

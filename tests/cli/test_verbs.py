@@ -53,6 +53,20 @@ def test_compare_has_a_row_for_each_preset_in_the_order_asked(capfd, model, tmp_
     assert set(os.listdir(tmp_path)) - {"__pycache__"} == {"model.py", "table.json"}
 
 
+def test_compare_takes_several_targets(capfd, model, tmp_path):
+    page = tmp_path / "page.html"
+    options = ("--remat", "full,none", "--target", "cpu,gpu-t4", "--json", "-", "--html", page)
+    ran = run(capfd, "compare", model, *options)
+    assert ran.code == 0, ran.err
+    table = json.loads(ran.out)
+    names = [(row["target"], row["name"]) for row in table["rows"]]
+    assert names == [("cpu", "full"), ("cpu", "none"), ("gpu-t4", "full"), ("gpu-t4", "none")]
+    assert table["target"] == "cpu,gpu-t4"
+    assert "full on gpu-t4" in page.read_text()
+    ran = run(capfd, "compare", model, "--target", "cpu,cpu")
+    assert ran.code == 2 and "cpu more than once" in ran.err
+
+
 def test_what_the_file_prints_does_not_reach_the_json(capfd, tmp_path):
     source = LINEAR + "\n    def chatty():\n        print('hello')\n        return workload()\n"
     ran = run(capfd, "compare", f"{write(tmp_path, source)}:chatty", "--remat", "none", "--json", "-")
