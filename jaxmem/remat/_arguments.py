@@ -34,7 +34,7 @@ def partition(fn: Callable, args: tuple, kwargs: dict, static_argnames: frozense
         held = {k: v for k, v in bound.items() if k in static_argnames}
         traced = [v for k, v in bound.items() if k not in static_argnames]
     leaves, tree = jax.tree.flatten(traced, is_leaf=is_nnx)
-    lifts = bool(args and leaves) and leaves[0] is args[0] and is_linen(args[0])
+    lifts = bool(args and leaves) and leaves[0] is args[0] and is_linen(args[0], "Module")
     passes = [_may_change(x) if is_nnx(x) else isinstance(x, _ARRAYS) or (lifts and is_linen(x)) for x in leaves]
 
     def rebuild(passed):
@@ -56,10 +56,9 @@ def is_nnx(x: Any) -> bool:
     return is_a(type(x), "flax.nnx", "Pytree") or is_a(type(x), "flax.nnx", "Variable")
 
 
-def is_linen(x: Any) -> bool:
-    """Whether it is a linen module, or variable, with a scope of parameters that it reads and writes."""
-    linen = is_a(type(x), "flax.linen", "Module") or is_a(type(x), "flax.linen", "Variable")
-    return linen and x.scope is not None
+def is_linen(x: Any, *kinds: str) -> bool:
+    """Whether it is a linen module or variable, or one of `kinds`, with a scope of parameters that it reads."""
+    return any(is_a(type(x), "flax.linen", kind) for kind in kinds or ("Module", "Variable")) and x.scope is not None
 
 
 def is_a(cls, module: str, name: str) -> bool:

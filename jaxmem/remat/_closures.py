@@ -65,9 +65,10 @@ def _closed_over(fn) -> list:
     return held
 
 
-def _flax_objects(x) -> Iterator:
+def _flax_objects(x, depth: int = 4) -> Iterator:
+    """Flax objects in containers, which may be large or hold themselves."""
     if is_nnx(x) or is_linen(x):
         yield x
-    elif isinstance(x, (list, tuple, dict)):
+    elif depth and isinstance(x, (list, tuple, dict)):
         for item in x.values() if isinstance(x, dict) else x:
-            yield from _flax_objects(item)
+            yield from _flax_objects(item, depth - 1)

@@ -50,9 +50,10 @@ def wrap(target: Any, options: Options, static_argnames=(), methods=CALL, hooks:
       hooks: around each call.
     """
     names = frozenset((static_argnames,) if isinstance(static_argnames, str) else static_argnames)
+    methods = (methods,) if isinstance(methods, str) else tuple(methods)
     if _is_module_class(target):
-        return _module_class(target, tuple(methods), names, options, hooks)
-    if methods is not CALL:
+        return _module_class(target, methods, names, options, hooks)
+    if methods != CALL:
         raise InputError(
             wanted="methods with a linen or nnx module class",
             got=f"methods={methods!r} with {target!r}",
