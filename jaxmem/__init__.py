@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from jaxmem import precision as precision
     from jaxmem import remat as remat
     from jaxmem import report as report
+    from jaxmem import targets as targets
     from jaxmem import train as train
     from jaxmem.analysis import Comparison as Comparison
     from jaxmem.analysis import MemoryReport as MemoryReport
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from jaxmem.train import compare as compare
     from jaxmem.train import make_train_step as make_train_step
     from jaxmem.train import train_loop as train_loop
+    from jaxmem.train import verify as verify
     from jaxmem.workload import Workload as Workload
 
 __version__ = "0.1.0.dev0"
@@ -53,8 +55,9 @@ _NAMES = {
     "compare": "jaxmem.train",
     "make_train_step": "jaxmem.train",
     "train_loop": "jaxmem.train",
+    "verify": "jaxmem.train",
 }
-_PACKAGES = ("accumulate", "analysis", "errors", "precision", "remat", "report", "train")
+_PACKAGES = ("accumulate", "analysis", "errors", "precision", "remat", "report", "targets", "train")
 
 __all__ = [*_NAMES, *_PACKAGES]  # pyright: ignore[reportUnsupportedDunderAll]
 

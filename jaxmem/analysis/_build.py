@@ -10,7 +10,7 @@ from jaxmem.analysis._fits import Fits, judge_fit
 from jaxmem.analysis._jaxpr_flops import JaxprFlops
 from jaxmem.analysis._memory import MemoryBytes, argument_bytes, read_memory, used_devices
 from jaxmem.analysis._program import Program, known
-from jaxmem.analysis._records import StepTime
+from jaxmem.analysis._records import Finding, StepTime
 from jaxmem.analysis._report import MemoryReport
 from jaxmem.analysis._units import format_bytes, format_flops
 from jaxmem.analysis.step_time import NOMINAL_CPU, step_time
@@ -57,6 +57,7 @@ def build_report(
     names = known(known_before.saved_names)
     details = made.details(facts.peak_bytes, shown.generated_code_bytes, known_before.kind_of, names)
     time = _time(made, target)
+    undone = _without_effect(recompute, modelled, facts.devices)
     messages = [
         *target.notes,
         *facts.notes,
@@ -64,7 +65,7 @@ def build_report(
         *known_before.notes,
         *(modelled.notes if modelled else ()),
         *made.notes,
-        *_merged(recompute, modelled, facts.devices),
+        *(finding.title for finding in undone),
         *_devices(facts.devices),
     ]
     return MemoryReport(
@@ -87,6 +88,7 @@ def build_report(
         fits=facts.fits,
         fits_reason=facts.fits_reason,
         capacity_bytes=facts.capacity_bytes,
+        findings=(*details.pop("findings", ()), *undone),
         warnings=tuple(dict.fromkeys(messages)),
         **details,
     )
@@ -196,13 +198,19 @@ def _recomputed(made: CompiledProgram, modelled: JaxprFlops | None, devices: int
     return max(0, flops.recompute_flops - merged)
 
 
-def _merged(recompute: int | None, modelled: JaxprFlops | None, devices: int) -> list[str]:
+def _without_effect(recompute: int | None, modelled: JaxprFlops | None, devices: int) -> list[Finding]:
+    """What was to be recomputed and is not: its residuals are kept after all. How many bytes that is, nobody tells."""
     if recompute is None or modelled is None or devices > 1 or recompute >= modelled.recompute:
         return []
     lost = format_flops(modelled.recompute - recompute)
     return [
-        f"The compiler removed {lost} of the {format_flops(modelled.recompute)} that rematerialisation asks to "
-        "recompute: those residuals are kept after all (common-subexpression elimination)."
+        Finding(
+            kind="remat_without_effect",
+            size_bytes=0,
+            title=f"The compiler removed {lost} of the {format_flops(modelled.recompute)} that rematerialisation asks "
+            "to recompute: those residuals are kept after all (common-subexpression elimination).",
+            cure="Put the layers under a scan, where nothing is merged, or believe the bytes of the target's compiler.",
+        )
     ]
 
 

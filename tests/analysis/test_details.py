@@ -1,5 +1,7 @@
 """What reports tell of arguments, outputs, donation and saved names."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -7,7 +9,7 @@ import pytest
 
 import jaxmem
 from examples import gpt
-from jaxmem.analysis import analyze
+from jaxmem.analysis import Program, analyze, jaxpr_flops
 from jaxmem.errors import InputError
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -89,3 +91,12 @@ def test_accumulators_and_the_optimizer_are_told_apart():
     assert by_kind["optimizer_state"] >= 2 * size
     assert by_kind["accumulators"] >= size
     assert by_kind["batch"] >= 8 * 256 * 4  # and a micro-batch of it
+
+
+def test_recomputation_that_the_compiler_removed_is_a_finding():
+    traced = jax.jit(lambda x: jnp.sum(x @ x)).trace(X)
+    asked = dataclasses.replace(jaxpr_flops(traced.jaxpr), recompute=10**9)
+    report = analyze(Program(name="merged", lower=traced.lower, modelled_flops=asked), target="cpu")
+    (finding,) = [f for f in report.findings if f.kind == "remat_without_effect"]
+    assert "removed 1.00 GFLOP" in finding.title
+    assert finding.title in report.warnings
