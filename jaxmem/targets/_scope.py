@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import jax
 
 from jaxmem import _compat
+from jaxmem._source import is_library
 from jaxmem.errors import RetargetError
 from jaxmem.targets._target import Target
 
@@ -98,21 +99,9 @@ def _where(error: BaseException, message: str) -> str:
     if found:
         file, line = found.group(1), int(found.group(2))
     else:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_library(f.filename)]
         if not frames:
             return ""
         file, line = frames[-1].filename, frames[-1].lineno or 0
     source = linecache.getline(file, line).strip()
     return f" at {os.path.basename(file)} line {line}{f': `{source}`' if source else ''}"
-
-
-# Parts of the paths of code that is not the user's.
-_LIBRARIES = ("/jax/", "/jaxlib/", "/flax/", "/optax/", "/jaxmem/", "/lib/python", "/contextlib.py")
-
-
-def _is_library(filename: str) -> bool:
-    parts = filename.replace(os.sep, "/")
-    return filename.startswith("<") or any(
-        name in parts
-        for name in ("/jax/", "/jaxlib/", "/flax/", "/optax/", "/jaxmem/", "/lib/python", "/contextlib.py")
-    )

@@ -1,10 +1,10 @@
 """Source lines of an HLO module: the tables of stack frames above its computations."""
 
-import functools
 import os
 import re
-import sysconfig
 from typing import NamedTuple
+
+from jaxmem._source import is_library, is_own
 
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _QUOTED = re.compile(r'^(\d+) "(.*)"$')
@@ -67,10 +67,10 @@ class Frames:
         at, names, steps = int(found.group(1)) if found else 0, [], 0
         while at in self._frames and steps < 256:
             frame, parent = self._frames[at]
-            if _is_own(frame.file):  # above stands who asked for the analysis
+            if is_own(frame.file):  # above stands who asked for the analysis
                 break
             owner, _, method = frame.function.rpartition(".")
-            if method == "__call__" and not _is_library(frame.file):
+            if method == "__call__" and not is_library(frame.file):
                 names.append(owner.rsplit(".", 1)[-1])
             at, steps = parent - self._shift, steps + 1
         return "/".join(reversed(names))
@@ -82,7 +82,7 @@ class Frames:
             while at in self._frames and steps < 256:
                 frame, parent = self._frames[at]
                 innermost = innermost if innermost.file else frame
-                if frame.file and not _is_library(frame.file):
+                if frame.file and not is_library(frame.file):
                     chosen = frame
                     break
                 at, steps = parent - self._shift, steps + 1
@@ -119,28 +119,3 @@ def _numbered(lines: list[str]):
     for line in lines:
         if found := _QUOTED.match(line):
             yield int(found.group(1)), found.group(2)
-
-
-_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax", "chex", "numpy", "jaxmem")
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_library(path: str) -> bool:
-    """JAX's libraries, jaxmem and the standard library; other installed packages may hold the user's model."""
-    if _is_own(path):
-        return True
-    for name in ("purelib", "platlib"):
-        root = sysconfig.get_path(name) + os.sep
-        if path.startswith(root):
-            return path[len(root) :].split(os.sep)[0] in _LIBRARIES
-    if f"{os.sep}site-packages{os.sep}" in path:
-        return path.rsplit(f"{os.sep}site-packages{os.sep}", 1)[1].split(os.sep)[0] in _LIBRARIES
-    return path.startswith(sysconfig.get_path("stdlib") + os.sep)
-
-
-def _is_own(path: str) -> bool:
-    """Whether a file is part of jaxmem."""
-    return path.startswith(_PACKAGE)
-
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
