@@ -23,6 +23,7 @@ class CompiledProgram:
       refusal: why; None where it compiled.
       platform: of the compiler.
       text: the optimised, scheduled HLO; None where the backend keeps it to itself.
+      module: the same, parsed; None where there is none, or none that can be read.
       assignment: where each buffer lies; None where nothing tells.
       how: notes on how it was compiled, where that is not the usual way.
     """
@@ -31,14 +32,9 @@ class CompiledProgram:
     refusal: DoesNotFitError | None = None
     platform: str
     text: str | None = None
+    module: Module | None = None
     assignment: Assignment | None = None
     how: tuple[str, ...] = ()
-
-    @functools.cached_property
-    def module(self) -> Module | None:
-        """The HLO, parsed; None where there is none, or none that can be read."""
-        module = parse_hlo(self.text) if self.text else None
-        return module if module is not None and module.entry else None
 
     @functools.cached_property
     def _flops(self) -> tuple[HloFlops | None, tuple[str, ...]]:
@@ -118,7 +114,9 @@ def compile_program(lowered, target: Target, compiler_options: Mapping[str, Any]
         except DoesNotFitError as error:
             found = dump.refused()
             text, assignment = found if found else (None, None)
-            return CompiledProgram(refusal=error, platform=target.platform, text=text, assignment=assignment)
+            return CompiledProgram(
+                refusal=error, platform=target.platform, text=text, module=_parsed(text), assignment=assignment
+            )
         return dataclasses.replace(read_compiled(compiled, target.platform, dump), how=notes)
 
 
@@ -128,5 +126,11 @@ def read_compiled(compiled, platform: str, dump: BufferDump | None = None) -> Co
         text = compiled.as_text()
     except Exception:  # a backend that keeps its program to itself
         text = None
-    assignment = (dump or BufferDump(platform=platform)).of(compiled, text)
-    return CompiledProgram(compiled=compiled, platform=platform, text=text, assignment=assignment)
+    module = _parsed(text)
+    assignment = (dump or BufferDump(platform=platform)).of(compiled, module)
+    return CompiledProgram(compiled=compiled, platform=platform, text=text, module=module, assignment=assignment)
+
+
+def _parsed(text: str | None) -> Module | None:
+    module = parse_hlo(text) if text else None
+    return module if module is not None and module.entry else None

@@ -34,7 +34,7 @@ def details(
       saved_names: names of saved values by source line and number of elements.
     """
     sizes = {a.parameter: a.size_bytes for a in assignment.allocations if a.parameter is not None}
-    misses = donation_misses(compiled, module, text, sizes)
+    misses = donation_misses(compiled, module, sizes)
     found = attribute(
         assignment, module, text, kind_of, saved_names=saved_names, donation_misses=misses, backend=backend
     )

@@ -9,18 +9,16 @@ from jaxmem.analysis._hlo import Module
 from jaxmem.analysis._records import DonationMiss
 from jaxmem.analysis.attribution import program_arguments
 
-_ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+),")
-_OUTPUT = re.compile(r"\{([\d, ]*)\}: \(\d+,")
 _TYPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _NUMPY = {"pred": "bool", "s": "int", "u": "uint", "f": "float", "bf16": "bfloat16", "c64": "complex64"}
 
 
-def donation_misses(compiled, module: Module, text: str, sizes: dict[int, int]) -> tuple[DonationMiss, ...]:
+def donation_misses(compiled, module: Module, sizes: dict[int, int]) -> tuple[DonationMiss, ...]:
     """The donated leaves that keep their own buffer although they are dead after the step, largest first.
 
     Args:
       compiled: a `jax.stages.Compiled` with `args_info`.
-      module: its HLO, and `text` what that was read from: the header holds the aliases.
+      module: its HLO.
       sizes: bytes of the entry's parameters by number.
 
     A leaf that the program does not use needs no buffer and is not listed.
@@ -30,14 +28,12 @@ def donation_misses(compiled, module: Module, text: str, sizes: dict[int, int]) 
     arguments = program_arguments(module, lambda path: "arguments")
     if kept is None or len(kept) != len(arguments):
         return ()
-    header = text[: text.find("\n")]
-    aliases = header[header.find("input_output_alias=") : header.find("entry_computation_layout=")]
-    aliased = {int(number) for number in _ALIAS.findall(aliases)}
-    taken = {found.replace(" ", "") for found in _OUTPUT.findall(aliases)}
+    aliased = {parameter for _, parameter, _ in module.output_aliases}
+    taken = {output for output, _, _ in module.output_aliases}
     outputs = [
         (dtype, dims)
         for number, (dtype, dims) in enumerate(_output_types(module))
-        if str(number) not in taken and taken != {""}
+        if (number,) not in taken and taken != {()}
     ]
     inputs = _by_suffix(compiled.args_info, 2)  # ((args, kwargs), argument) come first
     outcome = getattr(compiled, "out_info", None)

@@ -13,7 +13,22 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .*)?\{$")
 # The type is one token, or a parenthesised tuple that ends before " opcode(".
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?(\S+) = (\(.*?\)|\S+) ([a-z][a-z0-9\-]*)\((.*)$")
 _SHAPE = re.compile(r"^[a-z]\w*\[([\d,<=]*)\]")
+_ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
 _OPERAND = re.compile(r"%([^\s,()]+)|(?<![\w.\-])([A-Za-z_][\w.\-]*)(?=[,)]|$)")
+
+Index = tuple[int, ...]
+"""Of an element in a tuple: (2,) for `while.7{2}`; () for all of a value."""
+
+# Opcodes that talk to other devices, without the `-start` and `-done` of their asynchronous forms.
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
 
 
 class Instruction(NamedTuple):
@@ -55,6 +70,17 @@ class Instruction(NamedTuple):
         match = _OP_NAME.search(self.rest)
         return match.group(1) if match else ""
 
+    @property
+    def argument_path(self) -> str:
+        """Of an entry's parameter: JAX's path of the argument, "state.params['w']"; its own name where it has none."""
+        return self.op_name.replace("\\'", "'").replace('\\"', '"') or self.name
+
+    @property
+    def branches(self) -> list[str]:
+        """Of a conditional: names of its computations, in the order of the operands that they are given."""
+        sides = [self.attribute(f"{side}_computation") or "" for side in ("true", "false")]
+        return computation_names(self.attribute("branch_computations") or ",".join(sides))
+
 
 class Computation(NamedTuple):
     """A named list of instructions."""
@@ -69,10 +95,17 @@ class Computation(NamedTuple):
 
 
 class Module(NamedTuple):
-    """An HLO module: computations by name, and the name of the entry."""
+    """An HLO module: computations by name, the name of the entry, and the first line of the text."""
 
     computations: dict[str, Computation]
     entry: str | None
+    header: str = ""
+
+    @property
+    def output_aliases(self) -> list[tuple[Index, int, Index]]:
+        """(index of an output, number of the parameter whose buffer it takes, index in that): what donation came to."""
+        _, _, aliases = self.header.partition("input_output_alias=")
+        return parse_aliases(aliases.partition("entry_computation_layout")[0])
 
 
 def parse_hlo(text: str) -> Module:
@@ -94,13 +127,40 @@ def parse_hlo(text: str) -> Module:
                 if "#" in rest:
                     _add_elements(current.instructions, rest)
                 current.instructions[name] = Instruction(name, type_, opcode, rest, bool(root))
-    return Module(computations, entry)
+    return Module(computations, entry, text.partition("\n")[0])
 
 
 def _add_elements(instructions: dict[str, Instruction], rest: str) -> None:
     """Some dumps write `%x#5` for an element of a tuple: instructions of that name, which the text leaves out."""
     for name, of, index in _ELEMENT.findall(rest[: _closing(rest)]):
         instructions.setdefault(name, Instruction(name, "", "get-tuple-element", f"%{of}), index={index}", False))
+
+
+def parse_index(text: str | None) -> Index:
+    """Numbers between commas.
+
+    >>> parse_index("1, 0"), parse_index("")
+    ((1, 0), ())
+    """
+    return tuple(int(n) for n in text.split(",")) if text and text.strip() else ()
+
+
+def parse_aliases(text: str) -> list[tuple[Index, int, Index]]:
+    """(index of a result, number of an operand or parameter, index in that) of those that are the same bytes.
+
+    >>> parse_aliases("{0}: (1, {}, may-alias), {1, 2}: (0, {3})")
+    [((0,), 1, ()), ((1, 2), 0, (3,))]
+    """
+    return [(parse_index(index), int(number), parse_index(at)) for index, number, at in _ALIAS.findall(text)]
+
+
+def computation_names(text: str) -> list[str]:
+    """The names in an attribute such as `branch_computations={%a, %b}`.
+
+    >>> computation_names("%a, %b"), computation_names("")
+    (['a', 'b'], [])
+    """
+    return [name.strip().lstrip("%") for name in text.split(",") if name.strip()]
 
 
 def parse_shape(type_text: str) -> tuple[int, ...]:

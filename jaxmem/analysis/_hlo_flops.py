@@ -8,7 +8,7 @@ import dataclasses
 import math
 import re
 
-from jaxmem.analysis._hlo import Computation, Instruction, Module, parse_hlo
+from jaxmem.analysis._hlo import Computation, Instruction, Module, computation_names, parse_hlo
 from jaxmem.analysis._hlo_loops import trip_count
 from jaxmem.analysis._matmul import WindowDimension, convolution_flops, dot_flops
 
@@ -62,7 +62,7 @@ def hlo_flops(text: str | Module) -> HloFlops:
     module = parse_hlo(text) if isinstance(text, str) else text
     if module.entry is None:
         raise ValueError("HLO text without an ENTRY computation")
-    counter = _Counter(module)
+    counter = FlopCounter(module)
     total = counter.computation(module.entry)
     forward = total.forward + total.unlabelled
     return HloFlops(flops=total.all, forward_flops=forward, recompute_flops=total.remat, notes=counter.notes())
@@ -82,7 +82,7 @@ class _Cost:
         self.unlabelled += other.unlabelled * times
 
 
-class _Counter:
+class FlopCounter:
     """One walk over a module; each computation is costed once, however often it is called."""
 
     def __init__(self, module: Module):
@@ -112,10 +112,15 @@ class _Counter:
         if computation is None:
             return total
         for instruction in computation.instructions.values():
-            visit = _VISITS.get(instruction.opcode)
-            if visit is not None:
-                total.add(self.with_label(computation, instruction, visit(self, computation, instruction)))
+            cost = self.instruction(computation, instruction)
+            if cost is not None:
+                total.add(self.with_label(computation, instruction, cost))
         return total
+
+    def instruction(self, computation: Computation, instruction: Instruction) -> _Cost | None:
+        """What an instruction of `computation` costs, with all that it calls; None where its opcode never does."""
+        visit = _VISITS.get(instruction.opcode)
+        return visit(self, computation, instruction) if visit is not None else None
 
     def with_label(self, computation: Computation, instruction: Instruction, cost: _Cost) -> _Cost:
         """What has no label of its own takes that of the instruction round it, or of what uses its value.
@@ -155,9 +160,7 @@ class _Counter:
         return total
 
     def conditional(self, _: Computation, instruction: Instruction) -> _Cost:
-        names = (instruction.attribute("branch_computations") or "").split(",")
-        names += [instruction.attribute(f"{side}_computation") or "" for side in ("true", "false")]
-        branches = [self.computation(name.strip().lstrip("%")) for name in names if name.strip()]
+        branches = [self.computation(name) for name in instruction.branches]
         self.conditionals += any(branch.all for branch in branches)
         return max(branches, key=lambda branch: branch.all, default=_Cost())
 
@@ -203,8 +206,8 @@ class _Counter:
         if target == _CONV_KERNEL_GRADIENT:
             return _labelled(instruction.op_name, _convolution(instruction, operands[0], result, operands[1]))
         inside = _Cost()
-        for name in (instruction.attribute("called_computations") or "").split(","):
-            inside.add(self.computation(name.strip().lstrip("%")))
+        for name in computation_names(instruction.attribute("called_computations") or ""):
+            inside.add(self.computation(name))
         if not inside.all and not _NO_MATMUL.search(target):
             self.custom_calls[target] += 1
         return inside
@@ -218,16 +221,16 @@ class _Counter:
 
 
 _VISITS = {
-    "dot": _Counter.dot,
-    "reduce": _Counter.reduce,
-    "multiply": _Counter.multiply,
-    "convolution": _Counter.convolution,
-    "custom-call": _Counter.custom_call,
-    "fusion": _Counter.called,
-    "call": _Counter.called,
-    "async-start": _Counter.called,
-    "while": _Counter.loop,
-    "conditional": _Counter.conditional,
+    "dot": FlopCounter.dot,
+    "reduce": FlopCounter.reduce,
+    "multiply": FlopCounter.multiply,
+    "convolution": FlopCounter.convolution,
+    "custom-call": FlopCounter.custom_call,
+    "fusion": FlopCounter.called,
+    "call": FlopCounter.called,
+    "async-start": FlopCounter.called,
+    "while": FlopCounter.loop,
+    "conditional": FlopCounter.conditional,
 }
 
 

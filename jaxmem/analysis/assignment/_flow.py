@@ -2,10 +2,9 @@
 
 import dataclasses
 
-from jaxmem.analysis._hlo import Instruction
-from jaxmem.analysis.assignment._types import leaves
+from jaxmem.analysis._hlo import Index, Instruction
+from jaxmem.analysis._hlo_types import leaves
 
-Index = tuple[int, ...]
 Held = dict[Index, int]
 """Per index of an instruction's result, the number of the value there."""
 

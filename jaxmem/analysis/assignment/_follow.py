@@ -4,23 +4,16 @@ The rules are those of XLA's dataflow analysis. Loops, conditionals, calls and a
 place in the schedule; computations inside fusions, reductions and the like hold no buffers.
 """
 
-import re
-
 from jaxmem.analysis._hlo import Computation, Instruction, Module
 from jaxmem.analysis.assignment._asynchronous import asynchronous
 from jaxmem.analysis.assignment._flow import Flow, Held, part
 from jaxmem.analysis.assignment._in_place import in_place
 
 _PASSES_ON = frozenset(("bitcast", "optimization-barrier", "domain", "add-dependency"))
-_OUTPUT_ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
 
 
-def follow(module: Module, header: str = "") -> Flow:
-    """The flow of a scheduled module.
-
-    Args:
-      module: its computations in the order of the schedule.
-      header: the first line of the text, for `input_output_alias`.
+def follow(module: Module) -> Flow:
+    """The flow of a module whose computations stand in the order of the schedule.
 
     Raises:
       ValueError: the module has no entry.
@@ -30,17 +23,16 @@ def follow(module: Module, header: str = "") -> Flow:
     flow = Flow()
     outputs = _run(flow, module, module.computations[module.entry], None)
     flow.outputs = {index: flow.value(number) for index, number in outputs.items()}
-    _bind_entry(flow, header)
+    _bind_entry(flow, module)
     return flow
 
 
-def _bind_entry(flow: Flow, header: str) -> None:
+def _bind_entry(flow: Flow, module: Module) -> None:
     """What the caller holds lives from the first position on, and to the last unless an output takes its place."""
     length, donated = len(flow.schedule), set()
-    _, _, aliases = header.partition("input_output_alias=")
-    for output, parameter, index in _OUTPUT_ALIAS.findall(aliases.partition("entry_computation_layout")[0]):
-        number = flow.parameters.get(int(parameter), {}).get(_numbers(index))
-        result = flow.outputs.get(_numbers(output))
+    for output, parameter, index in module.output_aliases:
+        number = flow.parameters.get(parameter, {}).get(index)
+        result = flow.outputs.get(output)
         if number is not None and result is not None:
             donated.add(number)
             flow.share(result, number)
@@ -154,12 +146,9 @@ def _copies(flow: Flow, computation: Computation, given: Held) -> Held:
 
 
 def _conditional(flow: Flow, module: Module, instruction: Instruction, operands: list[Held]) -> Held:
-    names = instruction.attribute("branch_computations") or ", ".join(
-        instruction.attribute(f"{branch}_computation") or "" for branch in ("true", "false")
-    )
     roots = [
-        _run(flow, module, module.computations[name.strip().lstrip("%")], [operand])
-        for name, operand in zip(names.split(","), operands[1:], strict=True)
+        _run(flow, module, module.computations[name], [operand])
+        for name, operand in zip(instruction.branches, operands[1:], strict=True)
     ]
     position = flow.tick(instruction)
     flow.use_all(operands, position)
@@ -173,7 +162,3 @@ def _conditional(flow: Flow, module: Module, instruction: Instruction, operands:
         for number in choices:
             flow.share(number, result[index])
     return result
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split(",")) if text.strip() else ()

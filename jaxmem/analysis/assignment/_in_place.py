@@ -2,20 +2,17 @@
 
 import re
 
-from jaxmem.analysis._hlo import Instruction, Module
+from jaxmem.analysis._hlo import Index, Instruction, Module, parse_aliases
 
 _MARKED = re.compile(r"output_to_operand_aliasing=\{(.*?\))\}")
-_ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
 _UPDATES = ("dynamic-update-slice", "scatter")
 
-Pair = tuple[tuple[int, ...], int, tuple[int, ...]]
 
-
-def in_place(module: Module, instruction: Instruction) -> list[Pair]:
+def in_place(module: Module, instruction: Instruction) -> list[tuple[Index, int, Index]]:
     """(index of the result, number of the operand, index in it) of those that share their bytes."""
     marked = _MARKED.search(instruction.rest)
     if marked:
-        return [(_numbers(i), int(n), _numbers(at)) for i, n, at in _ALIAS.findall(marked.group(1))]
+        return parse_aliases(marked.group(1))
     if instruction.opcode in _UPDATES:
         return [((), 0, ())]
     if instruction.opcode != "fusion":
@@ -45,7 +42,3 @@ def _updated_parameter(instructions: dict[str, Instruction], instruction: Instru
         operands = instruction.operands
         instruction = instructions.get(operands[0]) if operands else None
     return None
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split(",")) if text.strip() else ()

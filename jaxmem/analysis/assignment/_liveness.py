@@ -1,30 +1,27 @@
 """A buffer assignment worked out from the scheduled HLO alone, for where the compiler's own cannot be had."""
 
 import dataclasses
-import re
 
 from jaxmem.analysis._hlo import Module, parse_hlo
+from jaxmem.analysis._hlo_types import arrays, leaves, padded_bytes
 from jaxmem.analysis.assignment._flow import Flow
 from jaxmem.analysis.assignment._follow import follow
 from jaxmem.analysis.assignment._heap import Block, pack
 from jaxmem.analysis.assignment._ranges import live_ranges
 from jaxmem.analysis.assignment._records import Allocation, AllocationKind, Assignment, Value
 from jaxmem.analysis.assignment._reuse import move_into_outputs, reuse
-from jaxmem.analysis.assignment._types import leaves, padded_bytes
 
 _ALIGNMENT = {"cpu": 64, "gpu": 256, "tpu": 512}
 _POINTER_BYTES = 8
-_SPACE = re.compile(r"S\((\d+)\)")
 
 
-def liveness(hlo_text: str, *, module: Module | None = None, platform: str = "") -> Assignment:
+def liveness(hlo: str | Module, *, platform: str = "") -> Assignment:
     """An estimate of the assignment; sizes and live ranges are as XLA's, the places are not.
 
     Args:
-      hlo_text: `compiled.as_text()`: scheduled (`is_scheduled=true`), so that the order of the lines is that of the
-        program.
-      module: `parse_hlo(hlo_text)`, where it is there already.
-      platform: "cpu", "gpu" or "tpu", for the alignment of buffers; where empty, tiled layouts tell a TPU.
+      hlo: `compiled.as_text()`, or parsed: scheduled (`is_scheduled=true`), so that the order of the lines is that of
+        the program.
+      platform: "cpu", "gpu" or "tpu", for the alignment of buffers and the names of memories.
 
     Returns:
       An `Assignment` of source "liveness". All temporaries of one memory space lie in one allocation, packed best-fit
@@ -33,13 +30,10 @@ def liveness(hlo_text: str, *, module: Module | None = None, platform: str = "")
     Raises:
       ValueError: the text has no entry computation, or is not scheduled.
     """
-    header = hlo_text.partition("\n")[0]
-    if "is_scheduled=true" not in header:
+    module = parse_hlo(hlo) if isinstance(hlo, str) else hlo
+    if "is_scheduled=true" not in module.header:
         raise ValueError("wanted scheduled HLO (is_scheduled=true in its first line), as Compiled.as_text() gives it")
-    platform = platform or ("tpu" if ":T(" in hlo_text else "")
-    module = module or parse_hlo(hlo_text)
-    flow = follow(module, header)
-    return _assign(flow, module, platform)
+    return _assign(follow(module), module, platform)
 
 
 def _assign(flow: Flow, module: Module, platform: str) -> Assignment:
@@ -121,5 +115,5 @@ def _size(type_text: str) -> int:
 
 
 def _color(type_text: str) -> int:
-    found = _SPACE.search(type_text) if not type_text.startswith("(") else None
-    return int(found.group(1)) if found else 0
+    found = arrays(type_text) if not type_text.startswith("(") else []
+    return found[0].memory_space if found else 0

@@ -3,30 +3,26 @@
 The message says where each value lies but not when; that comes from the scheduled HLO.
 """
 
-from jaxmem.analysis._hlo import Module, parse_hlo
+from jaxmem.analysis._hlo import Module
+from jaxmem.analysis._hlo_types import leaves
 from jaxmem.analysis.assignment._follow import follow
 from jaxmem.analysis.assignment._messages import message_class
 from jaxmem.analysis.assignment._ranges import live_ranges
 from jaxmem.analysis.assignment._records import Allocation, AllocationKind, Assignment, Value
-from jaxmem.analysis.assignment._types import leaves
 
 
-def read_proto(
-    buffer_assignment: bytes, hlo_module: bytes, hlo_text: str, *, module: Module | None = None
-) -> Assignment:
+def read_proto(buffer_assignment: bytes, hlo_module: bytes, module: Module) -> Assignment:
     """The assignment in a serialized `BufferAssignmentProto`.
 
     Args:
       buffer_assignment: `compiled.memory_analysis().serialized_buffer_assignment_proto`, filled on CPU only.
       hlo_module: the serialized `HloModuleProto` of the same program, which names what the message numbers.
-      hlo_text: `compiled.as_text()`.
-      module: `parse_hlo(hlo_text)`, where it is there already.
+      module: `parse_hlo(compiled.as_text())`.
 
     Raises:
       ValueError: the bytes are no such message, or name instructions that the module does not have.
     """
-    module = module or parse_hlo(hlo_text)
-    flow = follow(module, hlo_text.partition("\n")[0])
+    flow = follow(module)
     ranges = live_ranges(flow)
     types = {(name, index): text for name, index, text in zip(flow.names, flow.indices, flow.types, strict=True)}
     instructions = {i.name: i for c in module.computations.values() for i in c.instructions.values()}

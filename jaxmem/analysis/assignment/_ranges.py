@@ -2,10 +2,11 @@
 
 import itertools
 
+from jaxmem.analysis._hlo import Index
 from jaxmem.analysis.assignment._flow import Flow
 
 
-def live_ranges(flow: Flow) -> dict[tuple[str, tuple[int, ...]], tuple[int, int]]:
+def live_ranges(flow: Flow) -> dict[tuple[str, Index], tuple[int, int]]:
     """First and last position, both included, per (instruction name, index) that defines a value.
 
     Values that must be the same bytes never overlap: each ends where the next one begins.

@@ -5,6 +5,7 @@ One form holds for CPU, GPU and TPU of JAX 0.10 and 0.12; a TPU's adds `color` a
 
 import re
 
+from jaxmem.analysis._hlo import Index, parse_index
 from jaxmem.analysis.assignment._records import Allocation, AllocationKind, Assignment, Value
 
 _ALLOCATION = re.compile(r"^allocation (\d+): size (\d+)(.*?):?$")
@@ -46,7 +47,7 @@ def read_text(buffer_assignment_text: str, live_range_text: str, *, platform: st
     return Assignment(allocations=allocations, schedule=schedule, source="text", platform=platform)
 
 
-_Ranges = dict[tuple[str, tuple[int, ...]], tuple[int, int]]
+_Ranges = dict[tuple[str, Index], tuple[int, int]]
 
 
 def _read_ranges(text: str) -> tuple[tuple[str, ...], _Ranges]:
@@ -64,7 +65,7 @@ def _read_ranges(text: str) -> tuple[tuple[str, ...], _Ranges]:
         found = _RANGE.match(line)
         if found:
             name, index, start, end = found.groups()
-            ranges[name, _numbers(index)] = (int(start), max(int(start), min(int(end), len(schedule) - 1)))
+            ranges[name, parse_index(index)] = (int(start), max(int(start), min(int(end), len(schedule) - 1)))
         elif line.startswith("  Live ranges at"):
             break
     return tuple(schedule), ranges
@@ -72,7 +73,7 @@ def _read_ranges(text: str) -> tuple[tuple[str, ...], _Ranges]:
 
 def _value(match: re.Match, allocation: int, ranges: _Ranges) -> Value:
     name, index, color, size, offset, layout = match.groups()
-    numbers = _numbers(index)
+    numbers = parse_index(index)
     start, end = ranges.get((name, numbers), (-1, -1))
     return Value(name, numbers, int(size), allocation, int(offset), layout, int(color), start, end)
 
@@ -88,7 +89,7 @@ def _allocation(match: re.Match, values: tuple[Value, ...]) -> Allocation:
         size_bytes=int(size),
         kind=_kind(flags),
         parameter=int(parameter.group(1)) if parameter else None,
-        shape_index=_numbers(parameter.group(2)) if parameter else (),
+        shape_index=parse_index(parameter.group(2)) if parameter else (),
         live_out="maybe-live-out" in flags,
         color=int(color.group(1)) if color else 0,
         values=values,
@@ -109,7 +110,3 @@ _KINDS: tuple[tuple[str, AllocationKind], ...] = (
     (", constant", "constant"),
     ("maybe-live-out", "output"),
 )
-
-
-def _numbers(text: str | None) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split(",")) if text else ()

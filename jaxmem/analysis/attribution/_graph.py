@@ -3,7 +3,7 @@
 import functools
 from typing import NamedTuple
 
-from jaxmem.analysis._hlo import Computation, Instruction, Module
+from jaxmem.analysis._hlo import Computation, Instruction, Module, computation_names
 
 # Attributes that name called computations, in the order of the operands' use.
 _CALLS = ("calls", "to_apply", "body", "condition", "branch_computations", "true_computation", "false_computation")
@@ -83,5 +83,5 @@ def called(instruction: Instruction) -> list[tuple[str, str]]:
     for role in _CALLS:
         value = instruction.attribute(role)
         if value:
-            found += [(role, name.strip().lstrip("%")) for name in value.split(",")]
+            found += [(role, name) for name in computation_names(value)]
     return found

@@ -5,18 +5,10 @@ import re
 from collections.abc import Callable
 
 from jaxmem._scopes import ACCUMULATE_SCOPE
-from jaxmem.analysis._hlo import Instruction, Module, parse_shape
+from jaxmem.analysis._hlo import COLLECTIVES, Instruction, Module, parse_shape
 from jaxmem.analysis.attribution._origin import Origin
 from jaxmem.analysis.attribution._scopes import Scope
 
-_COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-)
 _FLOATS = re.compile(r"^(bf16|f16|f32|f64|f8\w*)\[")
 _SCRATCH = re.compile(r"^[us]8\[\d*\]")
 
@@ -42,7 +34,7 @@ def program_arguments(module: Module, kind_of: Callable[[str], str]) -> dict[int
     found = {}
     for instruction in entry.instructions.values() if entry else ():
         if instruction.opcode == "parameter" and instruction.literal.isdigit():
-            path = instruction.op_name.replace("\\'", "'").replace('\\"', '"') or instruction.name
+            path = instruction.argument_path
             found[int(instruction.literal)] = Argument(path=path, kind=kind_of(path), type=instruction.type)
     return found
 
@@ -67,7 +59,7 @@ class Kinds:
 
     def of(self, instruction: Instruction | None, found: Origin | None, scope: Scope | None, type_: str) -> str:
         """Kind of a temporary: its own instruction, its origin and scope, and its HLO type."""
-        if instruction is not None and instruction.opcode.startswith(_COLLECTIVES):
+        if instruction is not None and instruction.opcode.startswith(COLLECTIVES):
             return "collectives"
         if instruction is not None and instruction.opcode == "custom-call" and _SCRATCH.match(type_):
             return "workspace"
@@ -75,10 +67,9 @@ class Kinds:
             return "unattributed"
         origin = found.instruction
         if origin.opcode == "parameter":
-            path = origin.op_name.replace("\\'", "'") or origin.name
-            argument = self.arguments.get(path)
+            argument = self.arguments.get(origin.argument_path)
             return argument.kind if argument else "unattributed"
-        if origin.opcode.startswith(_COLLECTIVES):
+        if origin.opcode.startswith(COLLECTIVES):
             return "collectives"
         if ACCUMULATE_SCOPE in origin.op_name:
             return "accumulators"

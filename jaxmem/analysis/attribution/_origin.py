@@ -126,13 +126,12 @@ class _Search:
         return self._own(node, stacked)
 
     def _branches(self, node: Instruction, index, stacked) -> Origin | None:
-        for role in ("branch_computations", "true_computation", "false_computation"):
-            for name in (node.attribute(role) or "").replace("%", "").split(","):
-                branch = self.graph.module.computations.get(name.strip())
-                if branch is not None and branch.root is not None:
-                    found = self.find(branch.root, index, stacked)
-                    if found is not None and found.instruction.opcode != "parameter":
-                        return found
+        for name in node.branches:
+            branch = self.graph.module.computations.get(name)
+            if branch is not None and branch.root is not None:
+                found = self.find(branch.root, index, stacked)
+                if found is not None and found.instruction.opcode != "parameter":
+                    return found
         return self._own(node, stacked)
 
     def _outer(self, node: Instruction, index) -> tuple[Instruction, tuple[int, ...]] | None:
@@ -146,7 +145,7 @@ class _Search:
             return call.caller, index
         number = int(node.literal) if node.literal.isdigit() else 0
         if call.role in ("branch_computations", "true_computation", "false_computation"):
-            branches = [name for _, name in _branch_names(call.caller)]
+            branches = call.caller.branches
             number = 1 + branches.index(computation.name) if computation.name in branches else 1
         operand = self.graph.operand(call.caller, number)
         return (operand, index) if operand is not None else None
@@ -190,12 +189,3 @@ class _Search:
 def says(op_name: str) -> bool:
     """Whether a scope path names an operation rather than only the loop or call that holds it."""
     return bool(op_name) and op_name.rsplit("/", 1)[-1] not in _SCOPELESS
-
-
-def _branch_names(instruction: Instruction) -> list[tuple[str, str]]:
-    names = []
-    for role in ("branch_computations", "true_computation", "false_computation"):
-        value = instruction.attribute(role)
-        if value:
-            names += [(role, name.strip().lstrip("%")) for name in value.split(",")]
-    return names

@@ -1,16 +1,11 @@
 """Bytes that an HLO instruction moves: of a slice, only the slice."""
 
-import functools
-import math
-import re
 from typing import NamedTuple
 
 from jaxmem.analysis._hlo import Computation, Instruction, Module
+from jaxmem.analysis._hlo_types import arrays
 
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
-_BITS = re.compile(r"[a-z]+(\d+)")
-_SPACE = re.compile(r"S\((\d+)\)")
-HOST_SPACE = 5  # the other numbers are on-chip memories, which cost no bandwidth worth counting
+_DEVICE, _HOST = 0, 5  # the other numbers are on-chip memories, which cost no bandwidth worth counting
 
 # These name a value and move nothing.
 FREE = frozenset(
@@ -31,37 +26,19 @@ class Traffic(NamedTuple):
         return Traffic(self.device + other.device * factor, self.host + other.host * factor)
 
 
-def array_bytes(type_text: str) -> list[Traffic]:
-    """Bytes of each array of a type, in order; those in on-chip memory count nothing."""
-    sizes = []
-    for dtype, dimensions, layout in _ARRAY.findall(type_text):
-        space = _SPACE.search(layout)
-        size = _product(dimensions) * item_bits(dtype) / 8
-        on_chip = space is not None and int(space.group(1)) != HOST_SPACE
-        sizes.append(Traffic() if on_chip else Traffic(host=size) if space else Traffic(device=size))
-    return sizes
-
-
-def full_bytes(type_text: str) -> float:
+def full_bytes(type_text: str) -> int:
     """Bytes of a type, tuples summed, wherever they lie."""
-    return sum(_product(dimensions) * item_bits(dtype) / 8 for dtype, dimensions, _ in _ARRAY.findall(type_text))
+    return sum(array.size_bytes for array in arrays(type_text))
 
 
 def type_bytes(type_text: str) -> Traffic:
     """Bytes of a type, tuples summed; what lies in on-chip memory is left out.
 
     >>> type_bytes("(bf16[4,8]{1,0:T(8,128)(2,1)}, f32[2]{0:S(1)}, pred[3]{0:S(5)})")
-    Traffic(device=64.0, host=3.0)
+    Traffic(device=64, host=3)
     """
-    return functools.reduce(Traffic.plus, array_bytes(type_text), Traffic())
-
-
-def item_bits(dtype: str) -> int:
-    """Bits of one element: 16 for `bf16`, 8 for `pred` and `f8e4m3fn`, 0 for a token."""
-    if dtype == "pred":
-        return 8
-    bits = _BITS.match(dtype)
-    return int(bits.group(1)) if bits else 0
+    found = arrays(type_text)
+    return Traffic(*(sum(a.size_bytes for a in found if a.memory_space == space) for space in (_DEVICE, _HOST)))
 
 
 def started_bytes(instruction: Instruction) -> Traffic:
@@ -69,14 +46,13 @@ def started_bytes(instruction: Instruction) -> Traffic:
 
     >>> start = "(f32[8]{0:S(1)}, f32[8]{0}, u32[]{:S(2)})"
     >>> started_bytes(Instruction("c", start, "copy-start", "%x)", False))
-    Traffic(device=32.0, host=0.0)
+    Traffic(device=32, host=0)
     """
-    arrays = [found.group() for found in _ARRAY.finditer(instruction.type)][:2]
-    if len(arrays) < 2:
+    ends = arrays(instruction.type)[:2]
+    if len(ends) < 2:
         return Traffic()
-    size = min(full_bytes(array) for array in arrays)
-    ends = [type_bytes(array) for array in arrays]
-    return Traffic(device=size * sum(end.device > 0 for end in ends), host=size * any(end.host > 0 for end in ends))
+    size, spaces = min(end.size_bytes for end in ends), [end.memory_space for end in ends]
+    return Traffic(device=size * spaces.count(_DEVICE), host=size * (_HOST in spaces))
 
 
 class Traffics:
@@ -163,13 +139,9 @@ def _written(fused: Computation, value: Instruction, depth: int) -> float:
     return _elements(value.type)
 
 
-def _elements(type_text: str) -> float:
+def _elements(type_text: str) -> int:
     """Elements of all arrays of a type."""
-    return sum(_product(dimensions) for _, dimensions, _ in _ARRAY.findall(type_text))
-
-
-def _product(dimensions: str) -> int:
-    return math.prod(int(d.lstrip("<=")) for d in dimensions.split(",") if d)
+    return sum(array.elements for array in arrays(type_text))
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -3,7 +3,7 @@
 import math
 import re
 
-from jaxmem.analysis._hlo import Computation, Instruction
+from jaxmem.analysis._hlo import COLLECTIVES, Computation, Instruction, Module
 from jaxmem.analysis.step_time._bytes import full_bytes
 
 # What a ring of n devices sends, in shares of (n - 1) / n of the larger of input and output.
@@ -27,16 +27,16 @@ def is_collective(opcode: str) -> bool:
     >>> is_collective("all-reduce-start"), is_collective("reduce")
     (True, False)
     """
-    return opcode.removesuffix("-start") in (*_SENT, _PERMUTE)
+    return opcode.removesuffix("-start") in COLLECTIVES
 
 
-def sent_bytes(computation: Computation, instruction: Instruction, devices: int | None) -> float:
+def sent_bytes(computation: Computation, instruction: Instruction, devices: int) -> float:
     """Bytes that each device sends.
 
     Args:
       computation: it stands in.
       instruction: the collective, or its start.
-      devices: of the whole program, for groups that name nobody; None where unknown.
+      devices: of the whole program, for groups that name nobody.
     """
     opcode = instruction.opcode.removesuffix("-start")
     operands = [computation.instructions.get(name) for name in instruction.operands]
@@ -47,7 +47,7 @@ def sent_bytes(computation: Computation, instruction: Instruction, devices: int 
     if opcode == _PERMUTE:
         return taken
     group = group_size(instruction) or devices
-    return _SENT[opcode] * max(taken, given) * ((group - 1) / group if group else 1.0)
+    return _SENT[opcode] * max(taken, given) * (group - 1) / group
 
 
 def group_size(instruction: Instruction) -> int | None:
@@ -63,6 +63,6 @@ def group_size(instruction: Instruction) -> int | None:
     return int(iota.group(1).split(",")[-1]) if iota else None
 
 
-def device_count(text: str) -> int:
-    """Devices of the program, from the first line of its text."""
-    return math.prod(int(n) for n in _PARTITIONS.findall(text.partition("\n")[0]))
+def device_count(module: Module) -> int:
+    """Devices of the program."""
+    return math.prod(int(n) for n in _PARTITIONS.findall(module.header))

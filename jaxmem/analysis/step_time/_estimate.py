@@ -52,8 +52,7 @@ def step_time(module: str | Module, chip: RatedChip | ChipSpeed) -> StepTime:
     parsed = parse_hlo(module) if isinstance(module, str) else module
     if parsed.entry is None:
         raise ValueError("HLO text without an ENTRY computation")
-    devices = device_count(module) if isinstance(module, str) else None
-    walk = _Walk(parsed, ChipSpeed.of(chip), devices)
+    walk = _Walk(parsed, ChipSpeed.of(chip))
     total = walk.computation(parsed.entry)
     by_cycles = walk.cycles_seen
     return StepTime(
@@ -90,8 +89,8 @@ class _Cost:
 class _Walk:
     """Each scheduled computation is walked once, however often it is called."""
 
-    def __init__(self, module: Module, chip: ChipSpeed, devices: int | None):
-        self.module, self.chip, self.devices = module, chip, devices
+    def __init__(self, module: Module, chip: ChipSpeed):
+        self.module, self.chip, self.devices = module, chip, device_count(module)
         self.traffic, self.work = Traffics(module), Work(module, chip)
         self.costs: dict[str, _Cost] = {}
         self.cycles_seen = False
@@ -140,7 +139,7 @@ class _Walk:
         if opcode == "while":
             return self._loop(computation, instruction)
         if opcode == "conditional":
-            return max(map(self.computation, _branches(instruction)), key=lambda cost: cost.seconds, default=_Cost())
+            return max(map(self.computation, instruction.branches), key=lambda cost: cost.seconds, default=_Cost())
         if opcode in ("call", "async-start"):
             return self.computation(instruction.attribute("to_apply") or instruction.attribute("calls") or "")
         if opcode == "custom-call" and _NOTES.search(instruction.attribute("custom_call_target") or ""):
@@ -197,9 +196,3 @@ def estimated_cycles(instruction: Instruction) -> int | None:
     found = _CYCLES.search(instruction.rest)
     cycles = int(found.group(1)) if found else None
     return cycles if cycles is not None and cycles < _NO_CYCLES else None
-
-
-def _branches(instruction: Instruction) -> list[str]:
-    names = (instruction.attribute("branch_computations") or "").split(",")
-    names += [instruction.attribute(f"{side}_computation") or "" for side in ("true", "false")]
-    return [name.strip().lstrip("%") for name in names if name.strip()]

@@ -4,11 +4,11 @@ import math
 import re
 
 from jaxmem.analysis._hlo import Computation, Instruction, Module
-from jaxmem.analysis._hlo_flops import _VISITS, _Counter
+from jaxmem.analysis._hlo_flops import FlopCounter
+from jaxmem.analysis._hlo_types import arrays
 from jaxmem.analysis.step_time._bytes import FREE
 from jaxmem.analysis.step_time._chip import ChipSpeed
 
-_DTYPE = re.compile(r"\(?([a-z]\w*)\[")
 _EXACT = re.compile(r'operand_precision(?:=\{|":\s*\[")(?:highest|HIGHEST)')
 _COST_ESTIMATE = re.compile(r'"cost_estimate":\s*\{"flops":\s*"(\d+)"(?:[^{}]*?"bytes_accessed":\s*"(\d+)")?')
 _ATTENTION = re.compile(r'custom_call_target="__cudnn\$fmha')
@@ -33,7 +33,7 @@ class Work:
 
     def __init__(self, module: Module, chip: ChipSpeed):
         self.module, self.chip = module, chip
-        self.counter = _Counter(module)
+        self.counter = FlopCounter(module)
         self._inside: dict[str, float] = {}
 
     def of(self, computation: Computation, instruction: Instruction) -> float:
@@ -65,9 +65,9 @@ class Work:
             return 0.0
         operands = instruction.operands
         first = computation.instructions.get(operands[0]) if operands else None
-        dtype = _DTYPE.match((first or instruction).type)
+        multiplied = arrays((first or instruction).type)
         exact = _EXACT.search(instruction.rest) is not None
-        return flops / self.chip.matmul_rate(dtype.group(1) if dtype else "f32", exact=exact)
+        return flops / self.chip.matmul_rate(multiplied[0].dtype if multiplied else "f32", exact=exact)
 
     def _product_flops(self, computation: Computation, instruction: Instruction) -> int:
         stated = cost_estimate(instruction)
@@ -76,7 +76,8 @@ class Work:
         attention = _ATTENTION.search(instruction.rest)
         if attention is not None:
             return _attention_flops(instruction, self.counter.shape(computation, instruction, 0))
-        return _VISITS[instruction.opcode](self.counter, computation, instruction).all
+        cost = self.counter.instruction(computation, instruction)
+        return cost.all if cost is not None else 0
 
     def _vector(self, computation: Computation, instruction: Instruction) -> float:
         rate = self.chip.vector_flops_per_second

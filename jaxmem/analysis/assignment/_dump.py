@@ -1,4 +1,4 @@
-"""Compiles a program so that its buffer assignment is known, and leaves no file behind."""
+"""Has a compiler tell where it puts each value of a program, and leaves no file behind."""
 
 import os
 import re
@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxmem.analysis._hlo import Module, parse_hlo
 from jaxmem.analysis.assignment._liveness import liveness
 from jaxmem.analysis.assignment._proto import read_proto
 from jaxmem.analysis.assignment._records import Assignment
@@ -48,18 +49,18 @@ class BufferDump:
     def __exit__(self, *exc_info) -> None:
         self._stack.close()
 
-    def of(self, compiled: Any, text: str | None) -> Assignment | None:
-        """The assignment of what was compiled within; `text` is its HLO. None where nothing tells."""
+    def of(self, compiled: Any, hlo: str | Module | None) -> Assignment | None:
+        """The assignment of what was compiled within; `hlo` is its text, or parsed. None where nothing tells."""
         if self._folder is not None:
             found = self._newest(_module_name(compiled))
             if found is not None:
-                return read_text(found.read_text(), _ranges_of(found).read_text(), platform=self.platform)
-        return _from_program(compiled, text, self.platform)
+                return self._read(found)
+        return _from_program(compiled, hlo, self.platform)
 
     def refused(self) -> tuple[str, Assignment] | None:
-        """The optimised HLO and the assignment of a program that the compiler refused after it had placed its values.
+        """The optimised HLO and the assignment of a program that was refused with its values placed, as on a TPU.
 
-        So does a TPU's where they do not fit.
+        None where nothing was dumped.
         """
         found = self._newest("") if self._folder is not None else None
         if found is None:
@@ -67,8 +68,10 @@ class BufferDump:
         text = found.with_name(found.name.removesuffix(_BUFFERS) + "after_optimizations.txt")
         if not text.exists():
             return None
-        assignment = read_text(found.read_text(), _ranges_of(found).read_text(), platform=self.platform)
-        return text.read_text(), assignment
+        return text.read_text(), self._read(found)
+
+    def _read(self, buffers: Path) -> Assignment:
+        return read_text(buffers.read_text(), _ranges_of(buffers).read_text(), platform=self.platform)
 
     def _files(self) -> set[Path]:
         return set(self._folder.glob(f"*{_BUFFERS}")) if self._folder else set()
@@ -104,15 +107,14 @@ def _ranges_of(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(_BUFFERS) + _RANGES)
 
 
-def _from_program(compiled: Any, text: str | None, platform: str) -> Assignment | None:
+def _from_program(compiled: Any, hlo: str | Module | None, platform: str) -> Assignment | None:
     """From XLA:CPU's message if there is one, else from the HLO."""
-    if not text:
+    if not hlo:
         return None
+    module = parse_hlo(hlo) if isinstance(hlo, str) else hlo
     try:
-        serialized = compiled.memory_analysis().serialized_buffer_assignment_proto
-        module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+        placed = compiled.memory_analysis().serialized_buffer_assignment_proto
+        numbered = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
     except Exception:  # each backend raises its own "unimplemented"
-        serialized, module = b"", b""
-    if serialized:
-        return read_proto(serialized, module, text)
-    return liveness(text, platform=platform)
+        placed, numbered = b"", b""
+    return read_proto(placed, numbered, module) if placed else liveness(module, platform=platform)

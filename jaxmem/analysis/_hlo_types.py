@@ -1,13 +1,52 @@
-"""HLO types as text: the leaves of a tuple, and the bytes of an array with and without its padding."""
+"""HLO types as text: the arrays and the leaves of a tuple, and the bytes of an array with and without its padding."""
 
 import functools
 import math
 import re
+from typing import NamedTuple
 
-_ARRAY = re.compile(r"^([a-z]\w*)\[([\d,<=?]*)\](?:\{(.*)\})?$")
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=?]*)\](?:\{([^}]*)\})?")
 _TILES = re.compile(r"(?<=[T)])\(([\d,*]+)\)")
 _BITS = re.compile(r"^[a-z]+?(\d+)(?:e\d.*|fn.*|b\d.*)?$")
+_SPACE = re.compile(r"S\((\d+)\)")
 _COMMENT = re.compile(r"/\*.*?\*/")
+
+
+class Array(NamedTuple):
+    """One array of a type: its element type, its dimensions and its layout as the text has them."""
+
+    text: str
+    dtype: str
+    sizes: tuple[int, ...]
+    layout: str
+
+    @property
+    def elements(self) -> int:
+        """How many, padding left out."""
+        return math.prod(self.sizes)
+
+    @property
+    def size_bytes(self) -> int:
+        """Without padding."""
+        return _bytes(self.elements, _bits(self.dtype, self.layout))
+
+    @property
+    def memory_space(self) -> int:
+        """The number of the memory it lies in: 0 is the device's."""
+        found = _SPACE.search(self.layout)
+        return int(found.group(1)) if found else 0
+
+
+def arrays(type_text: str) -> list[Array]:
+    """The arrays of a type, in order; of a tuple's, those of its elements.
+
+    >>> [(a.dtype, a.sizes, a.memory_space) for a in arrays("(bf16[4,8]{1,0:T(8,128)(2,1)}, f32[2]{0:S(5)})")]
+    [('bf16', (4, 8), 0), ('f32', (2,), 5)]
+    """
+    return [
+        Array(found.group(), found.group(1), _dimensions(found.group(2)), found.group(3) or "")
+        for found in _ARRAY.finditer(type_text)
+    ]
 
 
 def leaves(type_text: str) -> list[tuple[tuple[int, ...], str]]:
@@ -30,10 +69,7 @@ def logical_bytes(type_text: str) -> int:
     >>> logical_bytes("bf16[4,200]{1,0:T(8,128)(2,1)}")
     1600
     """
-    found = _ARRAY.match(type_text)
-    if not found:
-        return 0
-    return _bytes(math.prod(_dimensions(found.group(2))), _bits(found.group(1), found.group(3) or ""))
+    return 0 if type_text.startswith("(") else sum(array.size_bytes for array in arrays(type_text))
 
 
 @functools.lru_cache(maxsize=65536)
@@ -45,12 +81,11 @@ def padded_bytes(type_text: str) -> int:
     >>> padded_bytes("f32[4,200]{1,0}")
     3200
     """
-    found = _ARRAY.match(type_text)
+    found = arrays(type_text) if not type_text.startswith("(") else []
     if not found:
         return 0
-    dtype, dimensions, layout = found.groups()
-    order, _, rest = (layout or "").partition(":")
-    sizes = _dimensions(dimensions)
+    _, dtype, sizes, layout = found[0]
+    order, _, rest = layout.partition(":")
     minor_to_major = [int(n) for n in order.split(",")] if order else list(range(len(sizes)))[::-1]
     physical = [sizes[n] for n in reversed(minor_to_major)]
     for tile in _TILES.findall(rest):
@@ -73,8 +108,8 @@ def _tiled(sizes: list[int], tile: list[str]) -> list[int]:
     return outer + counts + within
 
 
-def _dimensions(text: str) -> list[int]:
-    return [int(d.lstrip("<=")) for d in text.split(",")] if text else []
+def _dimensions(text: str) -> tuple[int, ...]:
+    return tuple(int(d.lstrip("<=")) for d in text.split(",")) if text else ()
 
 
 def _bits(dtype: str, layout: str) -> int:
