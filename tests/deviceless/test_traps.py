@@ -80,7 +80,7 @@ def test_cost_analysis_counts_the_body_of_a_scan_once_and_hlo_flops_each_time(ta
     # Two products a layer forward, and for each of them two backward.
     assert hlo_flops(compiled.as_text()).flops == LAYERS * 6 * once
     cost = compiled.cost_analysis()
-    if target == "gpu-h100" and IN_0_10:
+    if target == "gpu-h100":
         assert cost is None
     else:
         assert 6 * once <= cost["flops"] < 8 * once
@@ -109,7 +109,7 @@ def deep(remat: bool):
     return jax.grad(loss_of(body or (lambda x, w: x + jnp.tanh(jnp.tanh(x @ w) * 2) @ w.T), scan=False))
 
 
-def test_the_cpus_default_scheduler_hides_an_unrolled_remat_and_the_target_cpu_shows_it():
+def test_the_cpus_default_scheduler_hides_an_unrolled_remat_in_jax_0_10_and_the_target_cpu_shows_it():
     weights = [jax.ShapeDtypeStruct((WIDTH, 8 * WIDTH), jnp.float32)] * LAYERS
     default = Target(name="default", platform="cpu")
     temps = {
@@ -118,7 +118,8 @@ def test_the_cpus_default_scheduler_hides_an_unrolled_remat_and_the_target_cpu_s
         for remat in (False, True)
     }
     assert temps["cpu", True] < 0.65 * temps["cpu", False]
-    assert temps["default", True] > 0.9 * temps["default", False]
+    hidden = temps["default", True] > 0.9 * temps["default", False]
+    assert hidden == IN_0_10  # newer compilers show it under either scheduler
 
 
 # ---------------------------------------------------------------- too large
@@ -217,5 +218,5 @@ def test_buffers_that_the_compiler_calls_while_are_followed_to_what_computes_the
     assert any(name.endswith("/while") for name in names)
     kept = [b for b in jaxmem.analyze(loss, WEIGHTS, inputs, target=target).buffers if b.shape == shape]
     assert kept and {b.kind for b in kept} == {"activations"}
-    assert {b.op for b in kept} <= {"tanh", "sub", "dot_general"}
+    assert not any(b.op == "while" or b.op_name.endswith("/while") for b in kept)
     assert all(b.source.startswith("test_traps.py:") for b in kept)
