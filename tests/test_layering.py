@@ -10,7 +10,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jaxmem"
 
 # A module may import from its own package and from what is named here; everything may import BASE.
-BASE = frozenset({"errors", "objective", "workload", "config", "policy", "_compat", "_flax", "_scopes", "_source"})
+BASE = frozenset(
+    {"errors", "objective", "workload", "config", "policy", "_compat", "_flax", "_installed", "_scopes", "_source"}
+)
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
     **dict.fromkeys(("accumulate", "precision", "remat", "targets"), BASE),

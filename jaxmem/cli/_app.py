@@ -37,15 +37,11 @@ for verb in (analyze, compare, diff, residuals, train, explain_oom, targets, doc
 @app.callback(invoke_without_command=True)
 def _root(version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True)):
     if version:
-        from importlib.metadata import PackageNotFoundError
-        from importlib.metadata import version as installed_version
+        import jaxmem
+        from jaxmem import _installed
 
-        try:
-            typer.echo(f"jaxmem {installed_version('jaxmem')}")
-        except PackageNotFoundError:  # run from a source tree that was never installed
-            from jaxmem import __version__
-
-            typer.echo(f"jaxmem {__version__}")
+        # A source tree that was never installed has its own.
+        typer.echo(f"jaxmem {_installed.version('jaxmem') or jaxmem.__version__}")
         raise typer.Exit(0)
 
 

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from jaxmem._installed import numbers
+
 OLDEST_JAX = (0, 10, 2)
 SUPPORTED_PYTHON = ((3, 11), (3, 13))
 GPU_AOT_PACKAGES = ("jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12", "nvidia-cudnn-cu12")
@@ -146,22 +148,6 @@ def _check_setting(name: str, value: str | None, added: bool) -> Check:
     if name == "XLA_FLAGS" and "--xla_force_host_platform_device_count" in value:
         return dataclasses.replace(check, status="warn", cure="These CPU devices all share this machine's memory.")
     return check
-
-
-def numbers(version: str | None) -> tuple[int, ...]:
-    """The numeric part of a version, without trailing zeros.
-
-    >>> numbers("0.12.0.1"), numbers("0.11.0.dev20250101"), numbers(None)
-    ((0, 12, 0, 1), (0, 11), ())
-    """
-    parts = []
-    for part in (version or "").split("."):
-        if not part.isdigit():
-            break
-        parts.append(int(part))
-    while parts and parts[-1] == 0:
-        parts.pop()
-    return tuple(parts)
 
 
 def pinned_libtpu(requirements: Sequence[str]) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from jaxmem._installed import version
 from jaxmem.cli import _checks, _compilers, _environment
 from jaxmem.cli._errors import DOES_NOT_FIT, paragraph
 from jaxmem.cli._options import Debug, JsonOut
@@ -51,10 +52,10 @@ def doctor(json_out: JsonOut = None, debug: Debug = False):
 
 def examine() -> list[_checks.Check]:
     """All checks, in the order in which they are shown."""
-    versions = {name: _version(name) for name in _PACKAGES}
+    versions = {name: version(name) for name in _PACKAGES}
     requirements = importlib.metadata.requires("jax") or [] if versions["jax"] else []
     probe = probe_jax() if versions["jax"] and versions["jaxlib"] else {"error": "jax is not installed"}
-    installed = [target for target, packages in _compilers.TARGETS.items() if any(map(_version, packages))]
+    installed = [target for target, packages in _compilers.TARGETS.items() if any(map(version, packages))]
     return [
         _checks.check_python(sys.version_info[:3]),
         *_checks.check_packages(versions),
@@ -85,13 +86,6 @@ def probe_jax() -> dict[str, Any]:
     words = [line for line in done.stderr.splitlines() if line.strip()] or [f"it ended with code {done.returncode}"]
     # XLA's last word carries its log prefix: F1129 20:22:34.724763 8252 parse_flags_from_env.cc:234]
     return {"error": paragraph(re.sub(r"^[IWEF]\d{4} .*?\] ", "", words[-1]))}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _print_table(checks: list[_checks.Check]):

@@ -23,8 +23,8 @@ def targets(json_out: JsonOut = None, debug: Debug = False):
 
 def chip_rows() -> list[dict[str, Any]]:
     """One record a chip: the chip table's, and `installed`, the version of its compiler here or None."""
+    from jaxmem._installed import version
     from jaxmem.targets import CHIPS, TpuFacts
-    from jaxmem.targets._installed import version
 
     compilers = {"tpu": version("libtpu"), "gpu": version("jax-cuda12-plugin") or version("jax-cuda13-plugin")}
     rows = []
@@ -59,7 +59,7 @@ def _print_table(rows: list[dict[str, Any]]):
     from rich.console import Console
     from rich.table import Table
 
-    from jaxmem.targets._installed import INSTALL_GPU, INSTALL_TPU
+    from jaxmem._installed import INSTALL_GPU, INSTALL_TPU
 
     console = Console()
     table = Table(box=None, pad_edge=False)

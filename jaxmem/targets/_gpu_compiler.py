@@ -6,9 +6,9 @@ import shutil
 from typing import Any
 
 from jaxmem import _compat
+from jaxmem._installed import INSTALL_GPU, numbers, version
 from jaxmem.errors import MissingCompilerError
 from jaxmem.targets._chip import Chip, GpuFacts
-from jaxmem.targets._installed import INSTALL_GPU, installed_numbers, version
 
 # Autotuning runs kernels, so it needs a device. As an option, since the environment is read once and by everybody.
 GPU_OPTIONS = (("xla_gpu_autotune_level", 0),)
@@ -52,7 +52,7 @@ def check_installed(name: str) -> None:
         raise MissingCompilerError(wanted=wanted, got="none installed", do=INSTALL_GPU)
     package = "jax-cuda12-plugin" if version("jax-cuda12-plugin") else "jax-cuda13-plugin"
     # A plugin of another version loads, then fails in ways that do not name the cause.
-    if installed_numbers(package) != installed_numbers("jaxlib"):
+    if numbers(version(package)) != numbers(version("jaxlib")):
         right = version("jaxlib")
         raise MissingCompilerError(
             wanted=wanted,
@@ -106,7 +106,7 @@ def target_config(chip: Chip) -> str:
     lines = ["gpu_device_info {", *(f"  {name}: {value}" for name, value in fields.items())]
     lines += [f"  cuda_compute_capability {{ major: {major} minor: {minor}{extension} }}", "}"]
     lines.append('platform_name: "CUDA"')
-    for name, numbers in (("dnn_version_info", _CUDNN), ("runtime_version", _CUDA)):
-        lines.append(f"{name} {{ major: {numbers[0]} minor: {numbers[1]} patch: {numbers[2]} }}")
+    for name, (major, minor, patch) in (("dnn_version_info", _CUDNN), ("runtime_version", _CUDA)):
+        lines.append(f"{name} {{ major: {major} minor: {minor} patch: {patch} }}")
     lines.append(f'device_description_str: "{chip.kind}"')
     return "\n".join(lines)

@@ -5,9 +5,9 @@ import os
 import sys
 from typing import Any
 
+from jaxmem._installed import INSTALL_TPU, version
 from jaxmem.errors import MissingCompilerError
 from jaxmem.targets._chip import Chip, TpuFacts
-from jaxmem.targets._installed import INSTALL_TPU, version
 
 # What libtpu reads when it is loaded. Without them it works too, but asks a metadata server that a laptop does not
 # have, complains on stderr, and a second process is turned away. The accelerator type says nothing about what is
