@@ -200,7 +200,8 @@ def _verdicts(rows: Sequence[MemoryReport]) -> Iterable[Text]:
 
 
 def _notes(rows: Sequence[MemoryReport]) -> list:
-    legend = Text("\n* modelled from the trace; the rest is from the compiler. Times are estimates: nothing was run.", style="dim")
+    said = "\n* modelled from the trace; the rest is from the compiler. Times are estimates: nothing was run."
+    legend = Text(said, style="dim")
     concerned: dict[str, list[str]] = {}
     for row in rows:
         for warning in row.warnings:

@@ -3,6 +3,9 @@
 import dataclasses
 import os
 
+PCIE_3 = 15_750_000_000
+"""Bytes per second in one direction over 16 lanes of PCI Express 3; each later version doubles it."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuFacts:
@@ -14,6 +17,7 @@ class TpuFacts:
       max_chips: of the largest slice.
       topologies: those that are sold, smallest first; libtpu takes any other of the same rank.
       config: name of the chip configuration that JAX runs in, None for libtpu's default.
+      clock_ghz: of the matrix units, in which the compiler counts its cycles; None where nobody states it.
     """
 
     generation: str
@@ -21,6 +25,7 @@ class TpuFacts:
     max_chips: int
     topologies: tuple[str, ...]
     config: str | None = None
+    clock_ghz: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,6 +125,15 @@ class Chip:
     def cudnn_attention(self) -> bool:
         """Whether cuDNN's flash attention runs: GPUs from sm_80 on."""
         return self.compute_capability is not None and self.compute_capability >= (8, 0)
+
+
+def tera(**rates: float) -> tuple[tuple[str, int], ...]:
+    """(dtype, rate) pairs from 1e12 a second.
+
+    >>> tera(bfloat16=197)
+    (('bfloat16', 197000000000000),)
+    """
+    return tuple((dtype, round(rate * 1e12)) for dtype, rate in rates.items())
 
 
 def memory_fraction() -> float:

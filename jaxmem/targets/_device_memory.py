@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxmem.targets._chip import memory_fraction
 from jaxmem.targets._names import CHIPS
 
@@ -49,8 +51,6 @@ def device_memory(device: Any = None) -> DeviceMemory:
     >>> memory.in_use_bytes, memory.notes[0]
     (None, 'cpu keeps no statistics of its memory.')
     """
-    import jax
-
     device = jax.local_devices()[0] if device is None else device
     try:
         stats = device.memory_stats()

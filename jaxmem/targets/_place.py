@@ -76,9 +76,7 @@ def _broadcast(in_shardings: Any, args: tuple[Any, ...]) -> list[Any]:
         return [in_shardings] * len(jax.tree.leaves(args))
     prefix = tuple(in_shardings) if isinstance(in_shardings, list) else in_shardings
     try:
-        full = jax.tree.map(
-            lambda entry, part: [entry] * len(jax.tree.leaves(part)), prefix, args, is_leaf=lambda x: _is_entry(x)
-        )
+        full = jax.tree.map(lambda entry, part: [entry] * len(jax.tree.leaves(part)), prefix, args, is_leaf=_is_entry)
     except (ValueError, TypeError) as error:
         raise RetargetError(
             wanted="in_shardings to be a tree prefix of the arguments",
@@ -132,7 +130,8 @@ def _move(leaf: Any, sharding: Any, mesh: Mesh, target: Target) -> Any:
 
 
 def _axes(part: Any) -> tuple[Any, ...]:
-    return part if isinstance(part, tuple) else () if part is None or not isinstance(part, str) else (part,)
+    """Names in an entry of a PartitionSpec, which may also be None or UNCONSTRAINED."""
+    return part if isinstance(part, tuple) else (part,) if isinstance(part, str) else ()
 
 
 def _is_sharded(leaf: Any) -> bool:

@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Mesh
 
 from jaxmem.errors import UnknownTargetError
 from jaxmem.targets._chip import Chip, memory_fraction
@@ -12,9 +14,6 @@ from jaxmem.targets._gpu_compiler import GPU_OPTIONS, gpu_devices
 from jaxmem.targets._memory import device_memory_bytes, host_memory_bytes
 from jaxmem.targets._names import chip_count, parse_name
 from jaxmem.targets._tpu_compiler import tpu_devices
-
-if TYPE_CHECKING:
-    from jax.sharding import Mesh
 
 # XLA:CPU's default scheduler keeps the temporaries of an unrolled checkpointed model unchanged.
 _MEMORY_SCHEDULER = ("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED")
@@ -73,10 +72,10 @@ class Target:
         return find(self.chip, self.topology)
 
     @property
-    def mesh(self) -> "Mesh":
+    def mesh(self) -> Mesh:
         """All `devices`, with `mesh_axes`; what `on_target` sets."""
         axes = dict(self.mesh_axes) or {"data": self.device_count}
-        return _mesh(self.devices, axes)
+        return Mesh(np.array(self.devices).reshape(tuple(axes.values())), tuple(axes))
 
     def with_mesh(self, **axes: int) -> "Target":
         """The same with other mesh axes, whose sizes must multiply to the number of devices.
@@ -111,13 +110,6 @@ def resolve_target(name: "str | Target | None" = None) -> Target:
         return _cpu()
     chip, topology = parse_name(name)
     return _tpu(name, chip, topology) if chip.platform == "tpu" else _gpu(name, chip, topology)
-
-
-def _mesh(devices: tuple[Any, ...], axes: dict[str, int]) -> "Mesh":
-    import numpy as np
-    from jax.sharding import Mesh
-
-    return Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
 
 
 def _local() -> Target:

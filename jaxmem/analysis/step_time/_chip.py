@@ -1,36 +1,11 @@
 """What an estimate needs to know of a chip: its rates."""
 
 import dataclasses
-from typing import Protocol
 
-# Clock rates of the compute units, by the name of the chip. v2 to v4 from Jouppi et al., doi.org/10.1145/3360307 and
-# 10.1145/3579371. The others follow from the stated bf16 peak and the number of matrix units (four of 128x128 a core,
-# in v6e four of 256x256) at 2 FLOPs for each of their cells in each cycle: 197, 459 and 918 TFLOP/s.
-_TPU_CLOCKS = {
-    "tpu-v2": 0.70e9,
-    "tpu-v3": 0.94e9,
-    "tpu-v4": 1.05e9,
-    "tpu-v5e": 1.50e9,
-    "tpu-v5p": 1.75e9,
-    "tpu-v6e": 1.75e9,
-}
+from jaxmem.targets import Chip, TpuFacts
+
 # HLO's names of what a matrix unit multiplies, where they are not the chip table's.
 _NARROW = {"s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4", "f16": "float16", "bf16": "bfloat16"}
-
-
-class RatedChip(Protocol):
-    """A row of the chip table, as far as time is concerned; see `jaxmem.targets`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def flops_per_second(self) -> tuple[tuple[str, int], ...]: ...
-    @property
-    def hbm_bytes_per_second(self) -> float: ...
-    @property
-    def host_bytes_per_second(self) -> float | None: ...
-    @property
-    def interconnect_bytes_per_second(self) -> float | None: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,21 +36,20 @@ class ChipSpeed:
     note: str = ""
 
     @classmethod
-    def of(cls, chip: "RatedChip | ChipSpeed") -> "ChipSpeed":
+    def of(cls, chip: "Chip | ChipSpeed") -> "ChipSpeed":
         """The rates of a row of the chip table."""
         if isinstance(chip, ChipSpeed):
             return chip
-        clock = _TPU_CLOCKS.get(chip.name)
-        # A TPU's table has the rates of its matrix units only.
-        vector = None if chip.name.startswith("tpu") else dict(chip.flops_per_second).get("float32")
+        # Of a TPU the table has the rates of its matrix units only; a GPU's compiler counts no cycles.
+        tpu = chip.facts if isinstance(chip.facts, TpuFacts) else None
         return cls(
             name=chip.name,
             flops_per_second=chip.flops_per_second,
             hbm_bytes_per_second=chip.hbm_bytes_per_second,
-            vector_flops_per_second=vector,
+            vector_flops_per_second=None if tpu else chip.flops("float32"),
             host_bytes_per_second=chip.host_bytes_per_second,
             interconnect_bytes_per_second=chip.interconnect_bytes_per_second,
-            clock_hertz=clock,
+            clock_hertz=tpu.clock_ghz * 1e9 if tpu and tpu.clock_ghz else None,
         )
 
     def matmul_rate(self, dtype: str, *, exact: bool) -> float:

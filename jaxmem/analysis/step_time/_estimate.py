@@ -7,9 +7,10 @@ from jaxmem.analysis._hlo import Computation, Instruction, Module, parse_hlo
 from jaxmem.analysis._hlo_loops import trip_count
 from jaxmem.analysis._records import StepTime
 from jaxmem.analysis.step_time._bytes import FREE, Traffic, Traffics, started_bytes
-from jaxmem.analysis.step_time._chip import ChipSpeed, RatedChip
+from jaxmem.analysis.step_time._chip import ChipSpeed
 from jaxmem.analysis.step_time._collectives import device_count, is_collective, sent_bytes
 from jaxmem.analysis.step_time._work import Work, cost_estimate
+from jaxmem.targets import Chip
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 # The compiler writes the largest int64 where its model has no answer; a year is 5e16 cycles.
@@ -18,7 +19,7 @@ _NO_CYCLES = 2**53
 _NOTES = re.compile(r"AllocateBuffer|CreateBuffer|ConcatBitcast|Sharding|Annotat|Pin$|Unpin$|Assume|MoveTo")
 
 
-def step_time(module: str | Module, chip: RatedChip | ChipSpeed) -> StepTime:
+def step_time(module: str | Module, chip: Chip | ChipSpeed) -> StepTime:
     """The time that one call of a compiled program takes on one device of `chip`: an estimate, nothing is run.
 
     On a TPU whose clock is known: the compiler's own `estimated_cycles`; what has none (Pallas kernels, other custom

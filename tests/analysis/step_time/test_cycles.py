@@ -1,11 +1,11 @@
 """On a TPU the compiler's own cycles count, and what has none is filled."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 
 from jaxmem.analysis.step_time import ChipSpeed, step_time
+from jaxmem.targets import find_chip
 from tests.analysis.step_time.programs import CHIP, DOT, DOT_SECONDS, SQUARE, computation, cycles, module
 
 COPY = f"({SQUARE.replace('0}', '0:S(1)}')}, {SQUARE}, u32[]{{:S(2)}})"
@@ -116,10 +116,8 @@ def test_an_unknown_interconnect_is_noted():
 
 
 def test_the_rates_of_a_row_of_the_chip_table():
-    rates = {"hbm_bytes_per_second": 819, "host_bytes_per_second": 2, "interconnect_bytes_per_second": 3}
-    tpu = ChipSpeed.of(SimpleNamespace(name="tpu-v5e", flops_per_second=(("bfloat16", 197),), **rates))
-    gpu = ChipSpeed.of(SimpleNamespace(name="gpu-t4", flops_per_second=(("float32", 8), ("float16", 65)), **rates))
+    tpu, gpu = ChipSpeed.of(find_chip("tpu-v5e")), ChipSpeed.of(find_chip("gpu-t4"))
     assert (tpu.clock_hertz, tpu.vector_flops_per_second) == (1.5e9, None)
-    assert (gpu.clock_hertz, gpu.vector_flops_per_second) == (None, 8)
-    assert [tpu.matmul_rate(dtype, exact=False) for dtype in ("bf16", "f32", "s8")] == [197, 197, 197]
-    assert [gpu.matmul_rate(dtype, exact=False) for dtype in ("bf16", "f32", "f16")] == [8, 8, 65]
+    assert (gpu.clock_hertz, gpu.vector_flops_per_second) == (None, 8.1e12)
+    assert [tpu.matmul_rate(dtype, exact=False) for dtype in ("bf16", "f32", "s8")] == [197e12, 197e12, 393e12]
+    assert [gpu.matmul_rate(dtype, exact=False) for dtype in ("bf16", "f32", "f16")] == [8.1e12, 8.1e12, 65e12]
