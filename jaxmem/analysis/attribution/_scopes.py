@@ -18,6 +18,7 @@ _STRUCTURE = frozenset(
 )
 _BRANCH = re.compile(r"branch_\d+_fun$")
 _WRAPPED = re.compile(r"^(\w+)\((.*)\)$", re.DOTALL)
+_DEEPEST = 32  # modules in one another; a log may hold any text, which must not take long
 _TRANSFORMS = frozenset("jvp transpose vmap pmap partial_eval linearize".split())
 
 
@@ -31,7 +32,8 @@ class Scope(NamedTuple):
 
 @functools.lru_cache(maxsize=65536)
 def parse_scope(op_name: str) -> Scope:
-    """
+    """A scope path taken apart.
+
     >>> parse_scope("jit(_step)/transpose(jvp(GPT))/while/body/closed_call/blocks/mlp_in/dot_general")
     Scope(phase='backward', layer='GPT/blocks/mlp_in', op='dot_general')
     >>> parse_scope("jit(f)/mul;jit(f)/add").op
@@ -109,9 +111,8 @@ def _without_repeats(layers: list[str]) -> list[str]:
     for name in layers:
         if not kept or kept[-1] != name:
             kept.append(name)
-    half = len(kept) // 2
-    for size in range(half, 0, -1):
+    for size in range(min(len(kept) // 2, _DEEPEST), 1, -1):
         for at in range(len(kept) - 2 * size + 1):
-            if kept[at : at + size] == kept[at + size : at + 2 * size] and size > 1:
+            if kept[at : at + size] == kept[at + size : at + 2 * size]:
                 return kept[: at + size] + kept[at + 2 * size :]
     return kept

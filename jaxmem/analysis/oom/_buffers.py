@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from jaxmem.analysis.attribution import parse_scope
 from jaxmem.analysis.oom._records import OomBuffer
 from jaxmem.analysis.oom._sizes import parse_size
 
@@ -23,11 +24,6 @@ _KEYS = {
     "label": re.compile(r"XLA [Ll]abel: {1,4}(.{1,300})"),
     "allocation": re.compile(r"Allocation type: {1,4}([\w \-]{1,60})"),
 }
-_WRAPPER = re.compile(r"^(?:jvp|transpose|vmap|pmap|remat|checkpoint|custom_jvp|custom_vjp|shard_map)\((.*)\)$")
-_NOT_LAYERS = frozenset(
-    "while body cond branch closed_call checkpoint rematted_computation remat core_call scan main custom_vjp_call "
-    "custom_jvp_call custom_vjp_call_jaxpr pjit shard_map".split()
-)
 
 
 def buffers_in(lines: Sequence[tuple[int, str]]) -> tuple[OomBuffer, ...]:
@@ -84,19 +80,9 @@ def _buffer(values: dict[str, str], line: int) -> OomBuffer | None:
 
 
 def layer_of(op_name: str) -> str:
-    """The module path in a scope path: transformations, loops and the operation itself left out.
+    """The module path in a scope path, behind which older texts write the operation's parameters in brackets.
 
     >>> layer_of("jit(step)/jit(main)/transpose(jvp(GPT))/while/body/mlp/dot_general[precision=None]")
     'GPT/mlp'
     """
-    parts = op_name.partition("[")[0].partition(";")[0].split("/")
-    kept = []
-    for part in parts[:-1]:
-        for _ in range(8):
-            match = _WRAPPER.match(part)
-            if not match:
-                break
-            part = match[1]
-        if part and part not in _NOT_LAYERS and not part.startswith(("jit(", "pjit(")):
-            kept.append(part)
-    return "/".join(kept)
+    return parse_scope(op_name.partition("[")[0]).layer
