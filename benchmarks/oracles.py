@@ -13,7 +13,6 @@ compile is remembered as it ends, so a run that was stopped goes on where it was
 import argparse
 import contextlib
 import itertools
-import math
 import sys
 from pathlib import Path
 
@@ -154,7 +153,7 @@ def summary(rows: list[dict]) -> dict[str, float]:
             note("max_share_difference_to_notes", abs(one["ours"] - one["published"]))
         else:
             what = "seconds" if one["unit"] == "s" else "residual" if "residual" in one["name"] else "temp"
-            factor = math.exp(abs(math.log(one["ratio"])))
+            factor = max(one["ratio"], 1 / one["ratio"])
             note(f"max_{what}_ratio_to_notes", factor)
             if what == "temp":
                 note(f"{one['table']}_max_temp_ratio_to_notes", factor)

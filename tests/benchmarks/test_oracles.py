@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import pytest
 
 from benchmarks import _cells, oracles
@@ -14,39 +15,43 @@ from jaxmem.policy import PRESETS
 @pytest.fixture
 def tiny(monkeypatch):
     for name in ("gpt", "llama"):
-        small = {"batch": 4, "time": 128, "width": 64, "heads": 4, "hidden": 256, "vocabulary": 64, "layers": 4}
+        small = {"batch": 4, "time": 128, "width": 64, "heads": 4, "hidden": 256, "vocabulary": 64, "layers": 3}
         kv_heads = 4 if name == "gpt" else 2
         monkeypatch.setitem(STACKS, name, dataclasses.replace(STACKS[name], kv_heads=kv_heads, **small))
 
 
 def test_the_models_keep_what_the_published_one_kept():
-    """The published model was not written down: its residuals tell its batch, width, heads and vocabulary."""
+    """The published model was not written down: its residuals tell its batch, width, heads and vocabulary.
+
+    Newer versions of JAX keep one mask for all layers where 0.10 kept one for each: 64 MiB of 1412.
+    """
+    masks = 0 if jax.__version__.startswith("0.10.") else 64
     cells = _cells.Cells()
     for (policy, layout, compiler), published in TRAPS_MIB.items():
         if compiler == "residuals":
             record = cells.get(("traps", policy, layout, compiler), _cells.traps)
-            assert record["temp_bytes"] / 2**20 == pytest.approx(published, abs=0.5)
+            expected = published - (masks if policy == "none" else 0)
+            assert record["temp_bytes"] / 2**20 == pytest.approx(expected, abs=0.5)
 
 
-@pytest.mark.parametrize("model", ["gpt", "llama"])
-def test_a_run_of_one_target_and_what_is_remembered_of_it(model, tiny, tmp_path, capsys):
-    command = ["--table", "peers", "--models", model, "--targets", "gpu-h100", "--policies", "none,dots,full"]
+def test_a_run_of_one_target_and_what_is_remembered_of_it(tiny, tmp_path, capsys):
+    command = ["--table", "peers", "--models", "llama", "--targets", "gpu-h100", "--policies", "none,full"]
     command += ["--cache", str(tmp_path / "cells.json")]
     printed = []
     for _ in range(2):
         oracles.main(command)
         printed.append(json.loads(capsys.readouterr().out))
     first, second = (record["figures"] for record in printed)
-    assert (first.pop("compiles"), second.pop("compiles")) == (3, 0)
+    assert (first.pop("compiles"), second.pop("compiles")) == (2, 0)
     assert first == second
-    none, dots, full = (first[f"{model}_h100_{policy}_temp_gib"] for policy in ("none", "dots", "full"))
-    assert full < dots < none
-    shares = [first[f"{model}_h100_{policy}_recompute_share"] for policy in ("none", "dots", "full")]
-    assert shares[:2] == [0, 0] and 0.5 < shares[2] < 1
+    none, full = (first[f"llama_h100_{policy}_temp_gib"] for policy in ("none", "full"))
+    assert full < none
+    shares = [first[f"llama_h100_{policy}_recompute_share"] for policy in ("none", "full")]
+    assert shares[0] == 0 and 0.5 < shares[1] < 1
     rows = {row["name"]: row for row in printed[0]["rows"]}
-    row = rows[f"{model}_h100_none_temp_gib"]
-    assert row["published"] == PEERS_GIB[model, "none", "gpu-h100"] and row["ratio"] == none / row["published"]
-    assert first["max_temp_ratio_to_notes"] >= row["published"] / none  # the tiny stack needs far less
+    row = rows["llama_h100_none_temp_gib"]
+    assert row["published"] == PEERS_GIB["llama", "none", "gpu-h100"] and row["ratio"] == none / row["published"]
+    assert first["max_temp_ratio_to_notes"] >= row["published"] / none > 100  # the tiny stack needs far less
     assert printed[0]["versions"]["jax"] in printed[0]["compilers"]
 
 
