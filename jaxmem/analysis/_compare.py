@@ -64,7 +64,7 @@ class Comparison:
         return "\n".join(str(row) for row in self.rows)
 
 
-def join(comparisons: Sequence[Comparison], *, name_targets: bool = False) -> Comparison:
+def join_comparisons(comparisons: Sequence[Comparison], *, name_targets: bool = False) -> Comparison:
     """Comparisons for several targets as one; `target` then names all of them.
 
     Args:

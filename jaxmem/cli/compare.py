@@ -70,7 +70,7 @@ def compare(
     targets = split_list(target, "--target", "different targets, such as cpu,gpu-h100") if target else [None]
     start_jax()
     import jaxmem
-    from jaxmem.analysis import join
+    from jaxmem.analysis import join_comparisons
     from jaxmem.cli._load import load_workload
     from jaxmem.targets import resolve_target
 
@@ -92,8 +92,10 @@ def compare(
         from jaxmem.report import html_report, render_comparison
 
         results = {
-            "--json": lambda: _to_json(join(comparisons), [found for rows in verified for found in rows.values()]),
-            "--html": lambda: html_report(join(comparisons, name_targets=True)),
+            "--json": lambda: _to_json(
+                join_comparisons(comparisons), [found for rows in verified for found in rows.values()]
+            ),
+            "--html": lambda: html_report(join_comparisons(comparisons, name_targets=True)),
         }
         outputs.write(stdout, results)
     if not outputs.to_stdout:

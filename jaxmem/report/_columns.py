@@ -7,8 +7,7 @@ tens of megabytes of JSON.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxmem.analysis import MemoryReport
-from jaxmem.analysis._records import KINDS, Buffer, Moment, Timeline
+from jaxmem.analysis import KINDS, Buffer, MemoryReport, Moment, Timeline
 
 TEXTS = (
     "name",
@@ -126,7 +125,7 @@ def _timeline(timeline: Timeline, strings: Strings, most: int) -> dict[str, Any]
 def fullest(moments: Sequence[Moment], most: int) -> Sequence[Moment]:
     """At most `most` moments: of each stretch of equally many, the one with most bytes alive, and the last of all.
 
-    >>> from jaxmem.analysis._records import Moment
+    >>> from jaxmem.analysis import Moment
     >>> moments = [Moment(position=i, by_kind=(("batch", size),)) for i, size in enumerate([1, 9, 2, 3, 4, 0])]
     >>> [moment.position for moment in fullest(moments, 3)]
     [1, 4, 5]

@@ -5,8 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from jaxmem.analysis import MemoryReport
-from jaxmem.analysis._records import Buffer
+from jaxmem.analysis import Buffer, MemoryReport
 from jaxmem.report._columns import in_order
 
 

@@ -4,8 +4,7 @@ import csv
 import dataclasses
 import io
 
-from jaxmem.analysis import MemoryReport
-from jaxmem.analysis._records import Buffer
+from jaxmem.analysis import Buffer, MemoryReport
 
 
 def buffers_csv(report: MemoryReport) -> str:

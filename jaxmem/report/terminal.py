@@ -150,14 +150,9 @@ def _largest(report: MemoryReport) -> list:
     if not groups:
         return []
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for heading, justify in (
-        ("bytes", "right"),
-        ("kind", "left"),
-        ("layer", "left"),
-        ("op", "left"),
-        ("source", "left"),
-    ):
-        table.add_column(heading, justify=justify, overflow="fold", no_wrap=heading == "bytes")
+    table.add_column("bytes", justify="right", no_wrap=True)
+    for heading in ("kind", "layer", "op", "source"):
+        table.add_column(heading, overflow="fold")
     largest = sorted(groups.items(), key=lambda item: -sum(item[1]))[:_LARGEST]
     for (kind, phase, layer, op, source), sizes in largest:
         many = f" × {len(sizes)}" if len(sizes) > 1 else ""

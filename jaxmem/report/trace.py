@@ -5,8 +5,7 @@ One position of the schedule is one microsecond: the trace shows the order of th
 
 from typing import Any
 
-from jaxmem.analysis import MemoryReport
-from jaxmem.analysis._records import Buffer, Timeline
+from jaxmem.analysis import Buffer, MemoryReport, Timeline
 from jaxmem.report._columns import in_order
 
 _PROCESS = 1

@@ -6,13 +6,14 @@ import random
 from collections import defaultdict
 from typing import Any
 
-from jaxmem.analysis import Comparison, MemoryReport
-from jaxmem.analysis._records import (
+from jaxmem.analysis import (
     Buffer,
+    Comparison,
     DonationMiss,
     Finding,
     LayerBytes,
     Loop,
+    MemoryReport,
     Moment,
     StepTime,
     Timeline,

@@ -7,7 +7,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from jaxmem.analysis._records import KINDS
+from jaxmem.analysis import KINDS
 
 # Machado, Oliveira and Fernandes 2009, https://doi.org/10.1109/TVCG.2009.113, severity 1.0, on linear sRGB.
 VISIONS = {

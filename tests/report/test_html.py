@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from jaxmem.analysis._records import Moment, Timeline
+from jaxmem.analysis import Moment, Timeline
 from jaxmem.errors import InputError
 from jaxmem.report import html_report, report_fragment, write_html
 from tests.report import samples
