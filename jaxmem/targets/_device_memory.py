@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxmem.targets._chip import memory_fraction
+from jaxmem.targets._memory import memory_stats
 from jaxmem.targets._names import CHIPS
 
 # Read once, when the backend starts.
@@ -52,10 +53,7 @@ def device_memory(device: Any = None) -> DeviceMemory:
     (None, 'cpu keeps no statistics of its memory.')
     """
     device = jax.local_devices()[0] if device is None else device
-    try:
-        stats = device.memory_stats()
-    except Exception:  # backends without statistics raise errors of their own making
-        stats = None
+    stats = memory_stats(device)
     if not stats:
         return DeviceMemory(device=device.device_kind, notes=(f"{device.platform} keeps no statistics of its memory.",))
     limit = stats.get("bytes_limit")

@@ -7,14 +7,17 @@ from pathlib import Path
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
+def memory_stats(device) -> dict[str, int]:
+    """What a device's allocator says; empty where it keeps no statistics."""
+    try:
+        return device.memory_stats() or {}
+    except Exception:  # backends without statistics raise errors of their own making
+        return {}
+
+
 def device_memory_bytes(device) -> int | None:
     """The allocator's limit of a device in bytes, or None where it does not say."""
-    try:
-        stats = device.memory_stats()
-    except Exception:  # backends without statistics raise errors of their own making
-        return None
-    limit = (stats or {}).get("bytes_limit")
-    return int(limit) if limit else None
+    return memory_stats(device).get("bytes_limit") or None
 
 
 def host_memory_bytes() -> int | None:
