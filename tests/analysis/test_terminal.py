@@ -60,7 +60,7 @@ def test_a_warning_stands_once_with_the_rows_it_concerns():
 def test_unknown_numbers_are_dashes_and_rows_that_may_not_fit_say_why():
     text = shown(print_comparison, Comparison(rows=ROWS, target="cpu"), 200)
     line = next(line for line in text.splitlines() if line.startswith("dots [no batch] "))
-    assert re.search(r" - +99\.50 GiB +- +0 FLOP +uncertain", line)
+    assert re.search(r" - +99\.50 GiB +- +0 FLOP +- +uncertain", line)
     assert "none: fits no, because" in text
 
 

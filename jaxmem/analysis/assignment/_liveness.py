@@ -11,6 +11,7 @@ from jaxmem.analysis.assignment._ranges import live_ranges
 from jaxmem.analysis.assignment._records import Allocation, AllocationKind, Assignment, Value
 from jaxmem.analysis.assignment._reuse import move_into_outputs, reuse
 
+# Bytes: offsets in the dumps of these compilers are multiples.
 _ALIGNMENT = {"cpu": 64, "gpu": 256, "tpu": 512}
 _POINTER_BYTES = 8
 
