@@ -1,5 +1,6 @@
 """Bytes that an HLO instruction moves: of a slice, only the slice."""
 
+import re
 from typing import NamedTuple
 
 from jaxmem.analysis._hlo import Computation, Instruction, Module
@@ -14,6 +15,7 @@ FREE = frozenset(
 )
 _TRANSPARENT = frozenset(("bitcast", "reshape", "convert", "copy"))
 _SLICES = frozenset(("dynamic-slice", "slice", "gather"))
+_LIBRARY = re.compile(r'custom_call_target="__cu')
 
 
 class Traffic(NamedTuple):
@@ -55,6 +57,23 @@ def started_bytes(instruction: Instruction) -> Traffic:
     return Traffic(device=size * spaces.count(_DEVICE), host=size * (_HOST in spaces))
 
 
+def _output_bytes(instruction: Instruction) -> Traffic:
+    """What it writes, without the workspace of a library's call: room that cuBLAS and cuDNN may use, hardly do, and
+    that their calls have as a vector of bytes after the results.
+
+    >>> text = 'custom_call_target="__cublas$gemm"'
+    >>> _output_bytes(Instruction("g", "(f32[8,8]{1,0}, s8[33554432]{0})", "custom-call", text, False))
+    Traffic(device=256, host=0)
+    """
+    if instruction.opcode != "custom-call" or not _LIBRARY.search(instruction.rest):
+        return type_bytes(instruction.type)
+    written = Traffic()
+    for number, array in enumerate(arrays(instruction.type)):
+        if number == 0 or len(array.sizes) != 1 or array.dtype not in ("s8", "u8"):
+            written = written.plus(type_bytes(array.text))
+    return written
+
+
 class Traffics:
     """Bytes moved by the instructions of a module; what is found out about a fusion is kept."""
 
@@ -66,7 +85,7 @@ class Traffics:
         """What it reads and writes."""
         operands = [computation.instructions.get(name) for name in instruction.operands]
         sizes = [type_bytes(operand.type) if operand else Traffic() for operand in operands]
-        out = type_bytes(instruction.type)
+        out = _output_bytes(instruction)
         shares, written = [1.0] * len(sizes), 1.0
         if instruction.opcode == "fusion":
             reads, written = self._fusion(instruction.attribute("calls") or "")
