@@ -7,7 +7,7 @@ import jax
 
 from jaxmem.analysis._build import analyze_program, build_report
 from jaxmem.analysis._compiled import compile_program, read_compiled
-from jaxmem.analysis._kind_paths import kinds_by_path
+from jaxmem.analysis._kind_paths import check_kinds, kinds_by_path
 from jaxmem.analysis._program import Program, function_program
 from jaxmem.analysis._report import MemoryReport
 from jaxmem.errors import InputError
@@ -27,8 +27,8 @@ def analyze(
     """What `fn(*args)` needs when compiled for `target`. Nothing is run and no argument is allocated.
 
     Args:
-      fn: a function or a jitted one; also a `Program`, a `jax.stages.Lowered` or a
-        `jax.stages.Compiled` (then without `args`), and whatever other packages register.
+      fn: a function or a jitted one; also a `Program`, a `jax.stages.Traced`, `Lowered` or `Compiled` (then
+        without `args`), and whatever other packages register.
       *args: arrays or `jax.ShapeDtypeStruct`, static arguments by value.
       target: "local" (None), "cpu" or a `Target`. A compiled program has its own.
       donate_argnums, static_argnames, in_shardings: as for `jax.jit`.
@@ -47,25 +47,30 @@ def analyze(
     (524288, 262144, True)
     """
     options = {"donate_argnums": donate_argnums, "static_argnames": static_argnames, "in_shardings": in_shardings}
+    _check_target(target)
     # Wrappers and stand-ins of JAX's stages are known by what they can do.
-    for method, report in (("memory_analysis", _report_compiled), ("compile", _report_lowered)):
+    stages = (("memory_analysis", _report_compiled), ("compile", _report_lowered), ("lower", _report_traced))
+    for method, report in stages:
         if callable(getattr(fn, method, None)) and not hasattr(fn, "trace"):
-            _refuse_arguments(fn, args, options)
+            _refuse_arguments(fn, args, {**options, "arg_kinds": arg_kinds})
             return report(fn, target)
     if not callable(fn):
         raise InputError(
-            wanted="a function, a Program, or what jax.jit(...).lower(...) or .compile() returns",
+            wanted="a function, a Program, or what jax.jit(...).trace(...), .lower(...) or .compile() returns",
             got=f"a {type(fn).__name__}",
             do="Call analyze(fn, *args) with a function of arrays.",
         )
     resolved = resolve_target(target)
+    kind_of = kinds_by_path(arg_kinds, fn)
     name = getattr(fn, "__name__", type(fn).__name__)
     program = function_program(fn, *args, name=name, target=resolved, **options)
-    return analyze_program(dataclasses.replace(program, kind_of=kinds_by_path(arg_kinds, fn)), resolved)
+    check_kinds(arg_kinds, fn, args)  # once tracing has shown that the arguments fit
+    return analyze_program(dataclasses.replace(program, kind_of=kind_of), resolved)
 
 
 @analyze.register
 def _(program: Program, *, target: str | Target | None = None) -> MemoryReport:
+    _check_target(target)
     return analyze_program(program, resolve_target(target))
 
 
@@ -76,6 +81,11 @@ def analyze_variant(variant, *, name: str, target: Target) -> MemoryReport:
     if isinstance(variant, jax.stages.Lowered):
         return build_report(compile_program(variant, target), name=name, target=target)
     return build_report(read_compiled(variant, target.platform), name=name, target=target)
+
+
+def _report_traced(traced, target) -> MemoryReport:
+    resolved = resolve_target(target)
+    return analyze_program(Program.from_traced(traced, name=_module_name(traced), target=resolved), resolved)
 
 
 def _report_lowered(lowered, target) -> MemoryReport:
@@ -95,6 +105,15 @@ def _report_compiled(compiled, target) -> MemoryReport:
     target = Target(name=local.name, platform=local.platform, memory_bytes=local.memory_bytes)
     made = read_compiled(compiled, target.platform)
     return build_report(made, name=_module_name(compiled), target=target)
+
+
+def _check_target(target) -> None:
+    if target is not None and not isinstance(target, (str, Target)):
+        raise InputError(
+            wanted="a target's name, a Target, or None for this machine",
+            got=repr(target),
+            do='For example target="gpu-h100"; run `jaxmem targets` for all of them.',
+        )
 
 
 def _module_name(stage) -> str:

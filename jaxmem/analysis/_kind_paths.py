@@ -2,6 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
 
 from jaxmem.analysis._records import KINDS
 from jaxmem.errors import InputError
@@ -27,7 +30,7 @@ def kinds_by_path(
         return None
     if isinstance(kinds, (tuple, list)) and fn is not None:
         kinds = dict(zip(_argument_names(fn, len(kinds)), kinds, strict=True))
-    if not isinstance(kinds, Mapping) or not all(kind in KINDS for kind in kinds.values()):
+    if not isinstance(kinds, Mapping) or not all(isinstance(p, str) and kinds[p] in KINDS for p in kinds):
         raise InputError(
             wanted=f"arg_kinds={{path: kind}} with kinds of {', '.join(KINDS)}",
             got=repr(kinds),
@@ -36,11 +39,54 @@ def kinds_by_path(
     paths = sorted(kinds, key=len, reverse=True)
 
     def kind_of(path: str) -> str:
-        return next(
-            (kinds[p] for p in paths if path.startswith(p) and path[len(p) : len(p) + 1] in ("", ".", "[")), "arguments"
-        )
+        return next((kinds[p] for p in paths if _begins(p, path)), "arguments")
 
     return kind_of
+
+
+def check_kinds(kinds: Mapping[str, str] | Sequence[str] | None, fn: Callable, args: Sequence[Any]) -> None:
+    """Refuses kinds of arguments that are not there.
+
+    Args:
+      kinds: as for `kinds_by_path`, which has accepted it.
+      fn: names the positional arguments.
+      args: its arguments.
+
+    Raises:
+      InputError: a path that begins none of the arguments', or another number of kinds than of arguments.
+    """
+    if kinds is None:
+        return
+    names = _argument_names(fn, len(args))
+    if not isinstance(kinds, Mapping):
+        if len(kinds) != len(args):
+            raise InputError(
+                wanted=f"one kind in arg_kinds for each of the {len(args)} argument(s)",
+                got=f"{len(kinds)} of them",
+                do='Give one for each, or name paths: arg_kinds={"params": "parameters"}.',
+            )
+        return
+    leaves = [
+        name + jax.tree_util.keystr(path)
+        for name, arg in zip(names, args, strict=True)
+        for path, _ in jax.tree_util.tree_flatten_with_path(arg)[0]
+    ]
+    existing = [*names, *leaves]  # an argument may have no leaves
+    unknown = [path for path in kinds if not any(_begins(path, other) for other in existing)]
+    if unknown:
+        near = [name for name in names if any(_begins(name, path) for path in unknown)]
+        within = [leaf for leaf in leaves if any(_begins(name, leaf) for name in near)]
+        within = within or (leaves if 0 < len(leaves) <= 8 else names)
+        shown = ", ".join(within[:8]) + (", …" if len(within) > 8 else "")
+        raise InputError(
+            wanted="paths in arg_kinds that begin those of the arguments",
+            got=f"{', '.join(map(repr, unknown))}, which is none of theirs",
+            do=f"There are {shown}." if within else "There are no arguments.",
+        )
+
+
+def _begins(start: str, path: str) -> bool:
+    return path.startswith(start) and path[len(start) : len(start) + 1] in ("", ".", "[")
 
 
 def _argument_names(fn: Callable, count: int) -> list[str]:

@@ -123,7 +123,15 @@ def function_program(
                 do="Pass the function that jax.jit wraps, or give jax.jit these options.",
             )
     else:
-        jitted = jax.jit(fn, **options)
+        try:
+            jitted = jax.jit(fn, **options)
+        except (TypeError, ValueError) as error:
+            given = [f"{key}={value!r}" for key, value in options.items() if value not in ((), None)]
+            raise InputError(
+                wanted=f"options of jax.jit that fit {name!r}",
+                got=f"{', '.join(given) or 'none'} ({str(error).rstrip('.')})",
+                do="donate_argnums are positions of arguments, from 0; static_argnames are their names.",
+            ) from error
     _check_arguments(fn, args, name)
     args, notes = _movable(args, target)
     placed = place(args, target, in_shardings=in_shardings)

@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Iterator
 
 import jax
+from jax.extend import source_info_util
+from jax.extend.core import JaxprEqn
 
 from jaxmem import _compat
 from jaxmem._source import is_library
@@ -43,7 +45,8 @@ def on_target(target: Target) -> Iterator[Scope]:
     `jax.shard_map` without a mesh mean the target's. Nothing can be *run* within.
 
     Raises:
-      RetargetError: the program is tied to devices of this machine by a mesh that it closes over, or runs something.
+      RetargetError: the program is tied to devices of this machine by a mesh that it closes over, or runs something, or
+        (on a GPU) calls Python back.
     """
     if target.deviceless:
         with _compat.answering_default_backend(target.platform) as asked, _explained(target), jax.set_mesh(target.mesh):
@@ -78,7 +81,26 @@ def _explained(target: Target) -> Iterator[None]:
                 got=f"one that runs an operation while it is traced{where}",
                 do="Make arrays before the function is called, or with numpy.",
             ) from error
+        if any(frame.f_code.co_name == "emit_python_callback" for frame, _ in traceback.walk_tb(error.__traceback__)):
+            raise RetargetError(
+                wanted=f"a program without callbacks to Python, which JAX makes only where the {target.platform} is",
+                got=f"one with {_callback(error)}",
+                do="Leave jax.debug.print, jax.debug.callback, jax.pure_callback and io_callback out of what is "
+                "analysed, or analyse it for cpu or a TPU.",
+            ) from error
         raise
+
+
+def _callback(error: BaseException) -> str:
+    """The callback whose lowering failed, and its place in the source."""
+    equation = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        local = frame.f_locals.get("eqn")
+        equation = local if isinstance(local, JaxprEqn) else equation  # the innermost is the last
+    if equation is None:
+        return "a callback"
+    found = source_info_util.summarize(equation.source_info)  # "/path/model.py:12:4 (block)"
+    return f"{equation.primitive.name} at {os.path.basename(found)}"
 
 
 def _foreign_mesh(message: str) -> str:

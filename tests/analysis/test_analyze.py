@@ -20,6 +20,10 @@ def warned(report: MemoryReport, text: str) -> bool:
     return any(text in warning for warning in report.warnings)
 
 
+def pick(tree):
+    return tree["w"] * 2
+
+
 def test_bytes_of_a_function():
     report = analyze(jax.grad(scanned(remat=True)), WEIGHTS, INPUTS, target="cpu")
     weights, inputs = 4 * WEIGHTS.size, 4 * INPUTS.size
@@ -80,6 +84,22 @@ def test_lowered_and_compiled_programs():
         assert report.recompute_flops == FORWARD
         assert report.forward_flops is None  # only a trace tells
     assert warned(analyze(lowered, target="cpu"), "MEMORY_OPTIMIZED")
+
+
+def test_a_traced_program_keeps_its_donation_and_its_flops():
+    traced = jax.jit(lambda x, w: x @ w, donate_argnums=0).trace(INPUTS, jnp.eye(INPUTS.shape[1]))
+    report = analyze(traced, target="cpu")
+    assert report.alias_bytes == 4 * INPUTS.size
+    assert report.forward_flops == report.flops == 2 * INPUTS.size * INPUTS.shape[1]
+    with pytest.raises(InputError, match="beside a Traced.*got 1 argument"):
+        analyze(traced, INPUTS)
+
+
+def test_kinds_by_path_and_by_position():
+    for kinds in ({"tree['w']": "parameters"}, {"tree": "parameters"}, ["parameters"]):
+        report = analyze(pick, {"w": VECTOR, "unused": VECTOR}, target="cpu", arg_kinds=kinds)
+        assert dict(report.by_kind)["parameters"] == 4 * VECTOR.size
+    analyze(lambda *args: args[0], VECTOR, None, target="cpu", arg_kinds={"args[1]": "state", "args": "batch"})
 
 
 def test_a_program_hands_over_what_is_modelled():
@@ -235,6 +255,16 @@ def test_the_plain_text_has_bytes_and_warnings():
     ("call", "message"),
     [
         (lambda: analyze(jnp.sin, VECTOR, arg_kinds=("weights",)), "arg_kinds=.*got {'x': 'weights'}"),
+        (lambda: analyze(jnp.sin, VECTOR, arg_kinds={0: "parameters"}), "arg_kinds=.*got {0: 'parameters'}"),
+        (lambda: analyze(jnp.sin, VECTOR, arg_kinds=["batch"] * 2), r"each of the 1 argument\(s\); got 2"),
+        (lambda: analyze(jnp.dot, VECTOR, VECTOR, arg_kinds=["batch"]), r"each of the 2 argument\(s\); got 1"),
+        (lambda: analyze(pick, {"w": VECTOR}, arg_kinds={"tre": "batch"}), r"'tre', which.*There are tree\['w'\]"),
+        (lambda: analyze(pick, {"w": VECTOR}, arg_kinds={"tree.w": "batch"}), r"'tree.w', which"),
+        (lambda: analyze(jax.jit(jnp.sin).lower(VECTOR), arg_kinds={"x": "batch"}), "beside a Lowered.*got arg_kinds"),
+        (lambda: analyze(jnp.sin, VECTOR, target=3), "target's name.*got 3"),
+        (lambda: analyze(pick, {"w": VECTOR}, donate_argnums=(7,)), r"fit 'pick'; got donate_argnums=\(7,\)"),
+        (lambda: analyze(pick, {"w": VECTOR}, donate_argnums="a"), "fit 'pick'; got donate_argnums='a'"),
+        (lambda: analyze(pick, {"w": VECTOR}, static_argnames="no"), "fit 'pick'; got static_argnames='no'"),
         (lambda: analyze(3), "got a int"),
         (lambda: analyze(scanned(remat=False), WEIGHTS), "missing a required argument: 'x'"),
         (lambda: analyze(jax.jit(jnp.sin).lower(VECTOR), VECTOR), r"beside a Lowered.*got 1 argument"),

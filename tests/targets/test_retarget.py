@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.errors import RetargetError
-from jaxmem.targets import resolve_target
+from jaxmem.targets import compile_on, resolve_target
 
 FOUR = "tpu-v5e:2x2"
 W_BYTES, X_BYTES = 4 * 128 * 128, 4 * 512 * 128
@@ -133,6 +133,24 @@ def test_what_runs_while_it_is_traced_is_refused():
 
     with pytest.raises(RetargetError, match="runs an operation while it is traced at test_retarget.py line"):
         jaxmem.analyze(model, X, target="tpu-v5e")
+
+
+def printing(x):
+    jax.debug.print("{}", x.sum())
+    return x * 2
+
+
+def calling(x):
+    return jax.lax.scan(lambda c, _: (jax.pure_callback(np.sin, c, c), None), x, None, length=3)[0]
+
+
+@pytest.mark.parametrize(("fn", "name"), [(printing, "debug_print|debug_callback"), (calling, "pure_callback")])
+def test_a_callback_that_a_gpu_must_be_here_for_is_named_with_its_line(fn, name):
+    with pytest.raises(RetargetError, match=rf"callbacks to Python.*got one with ({name}) at test_retarget.py:\d+.*\."):
+        jaxmem.analyze(fn, X, target="gpu-h100")
+    with pytest.raises(RetargetError, match=name):
+        compile_on("gpu-h100", fn, X)
+    assert jaxmem.analyze(fn, X, target="cpu").argument_bytes == X_BYTES
 
 
 def test_a_workloads_batch_may_be_sharded():
