@@ -10,7 +10,9 @@ from jaxmem.analysis.oom._records import OomAdvice, OomBuffer, OomExplanation
 _SHAPE = re.compile(r"^(\w{1,12})\[([\d,]{0,200})\]$")
 _VOCABULARY = 16_384  # a last dimension this large, in float32, is most likely one of logits
 _WORTH = 0.02  # share of the listed bytes below which advice is not worth a line
+_FEW = 0.1  # share of the bytes below which what may be activations cannot be the cause
 _MOST_STEPS = 64
+_DEFAULT_SHARE, _MOST_SHARE = 0.75, 0.95  # of a GPU's memory, in JAX's pool
 
 
 def advise(said: OomExplanation) -> tuple[OomAdvice, ...]:
@@ -22,7 +24,10 @@ def advise(said: OomExplanation) -> tuple[OomAdvice, ...]:
     if said.kind in ("gpu_driver", "gpu_library", "gpu_graph"):
         return tuple(_outside_the_pool(said))
     found = [*_logits(said), *_activations(said), *_padding(said), *_arguments(said), *_pool(said)]
-    return tuple(sorted(found, key=lambda advice: -(advice.saves_bytes or 0))) or (_unknown(said),)
+    if not found or _perhaps_activations(said):
+        found.append(_look(said))
+    found += _share(said)
+    return tuple(sorted(found, key=lambda advice: -(advice.saves_bytes or 0)))
 
 
 def _logits(said: OomExplanation) -> Iterable[OomAdvice]:
@@ -114,15 +119,34 @@ def _pool(said: OomExplanation) -> Iterable[OomAdvice]:
             because=f"{format_bytes(said.free_bytes)} are free, but not in one piece for "
             f"{format_bytes(said.requested_bytes)} (line {said.line})",
         )
+
+
+def _share(said: OomExplanation) -> Iterable[OomAdvice]:
+    """A larger pool, unless the text shows that no pool on this GPU would be large enough."""
+    if said.kind != "gpu_bfc":
+        return
+    gain = _most_gain(said)
+    if gain is not None and (said.missing_bytes or 0) > gain:
+        return
+    if said.limit_bytes is None:
+        because = "the text does not state the pool's limit"
+    else:
+        because = f"the limit is that of JAX's pool, {format_bytes(said.limit_bytes)}, not of the GPU"
+        if said.missing_bytes and gain is not None:
+            because += (
+                f"; {format_bytes(said.missing_bytes)} are missing, and up to {format_bytes(gain)} would be added"
+            )
     yield OomAdvice(
         title="give JAX a larger share of the GPU",
         how="JAX takes 75 % of it by default; XLA_PYTHON_CLIENT_MEM_FRACTION=0.95, set before JAX starts, gives more. "
         "See with nvidia-smi that no other process holds memory.",
-        saves_bytes=None,
-        because=f"the limit is that of JAX's pool, {format_bytes(said.limit_bytes)}, not of the GPU"
-        if said.limit_bytes is not None
-        else "the text does not state the pool's limit",
+        because=because,
     )
+
+
+def _most_gain(said: OomExplanation) -> int | None:
+    """Bytes that a share of 95 % adds to a pool of the default size."""
+    return None if said.limit_bytes is None else int(said.limit_bytes * (_MOST_SHARE / _DEFAULT_SHARE - 1))
 
 
 def _outside_the_pool(said: OomExplanation) -> Iterable[OomAdvice]:
@@ -175,13 +199,42 @@ def _host(said: OomExplanation) -> Iterable[OomAdvice]:
     )
 
 
-def _unknown(said: OomExplanation) -> OomAdvice:
+def _look(said: OomExplanation) -> OomAdvice:
+    """What the bytes are is not told: how to see it, and what cuts activations; no saving is claimed."""
+    target, others = ("gpu-h100", "; `jaxmem targets` lists other GPUs") if said.backend == "gpu" else ("...", "")
     return OomAdvice(
-        title="see where the bytes go",
-        how="`jaxmem analyze FILE --target ...` compiles the step without the device; then try accumulation_steps, "
-        "remat='full' and precision='bfloat16' with `jaxmem compare`.",
-        because=f"the text names no buffers (line {said.line})",
+        title="see where the bytes go, and cut activations if it is them",
+        how=f"`jaxmem analyze FILE --target {target}` compiles the step without the device{others}. Then try "
+        "accumulation_steps=2 or more, remat='full' (or 'dots_no_batch') and precision='bfloat16'; `jaxmem compare` "
+        "shows the bytes of each before anything runs.",
+        because=_wanted(said) + f"the text does not say what the bytes are (line {said.line})",
     )
+
+
+def _wanted(said: OomExplanation) -> str:
+    if said.requested_bytes is None:
+        return ""
+    wanted = f"{format_bytes(said.requested_bytes)} were wanted in one piece"
+    if said.free_bytes is not None:
+        wanted += f" and {format_bytes(said.free_bytes)} free"
+    gain = _most_gain(said) if said.kind == "gpu_bfc" else None
+    if gain is not None and (said.missing_bytes or 0) > gain:
+        wanted += f"; a larger share of the GPU would add too little, at most {format_bytes(gain)}"
+    return wanted + "; "
+
+
+def _perhaps_activations(said: OomExplanation) -> bool:
+    """Whether activations may have filled the device's memory, for all that the text says, and it lists none."""
+    if said.backend != "gpu" and said.kind != "tpu_run":
+        return False
+    sizes = {fact.name: fact.size_bytes for fact in reversed(said.facts)}
+    whole = max(sizes.get("total", 0), said.requested_bytes or 0)
+    if sizes.get("temporaries", whole) < _FEW * whole:
+        return False
+    if not said.buffers:
+        return True
+    nameless = [b for b in said.buffers if not b.op_name and not _is_argument(b)]
+    return not any(_is_activation(b) for b in said.buffers) and _sum(nameless) >= _FEW * _sum(said.buffers)
 
 
 def _is_logits(buffer: OomBuffer) -> bool:
@@ -193,7 +246,11 @@ def _is_logits(buffer: OomBuffer) -> bool:
 
 
 def _is_activation(buffer: OomBuffer) -> bool:
-    return "jvp(" in buffer.op_name and not buffer.allocation.lower().startswith(("argument", "parameter"))
+    return "jvp(" in buffer.op_name and not _is_argument(buffer)
+
+
+def _is_argument(buffer: OomBuffer) -> bool:
+    return buffer.allocation.lower().startswith(("argument", "parameter"))
 
 
 def _steps_for(missing: int | None, activations: int) -> int:

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import os
+from collections.abc import Sequence
 from typing import BinaryIO
 
 from jaxmem.analysis.oom import _gpu, _host, _tpu
@@ -20,6 +21,7 @@ _NUMBERS = (*_tpu.NUMBERS, *_gpu.NUMBERS, *_host.NUMBERS)
 _LONGEST_LINE = 8192
 _MOST_LINES = 20_000
 _QUOTE = 200
+_SHORTLY = 50  # lines between the allocator's statistics and the error that they belong to
 
 
 class NoOomFound(InputError):
@@ -76,7 +78,7 @@ def _explain(stream: BinaryIO, name) -> OomExplanation:
 def _read(found: Found) -> OomExplanation:
     headline = found.headline
     lines = _lines(found)
-    facts = _facts(lines, _BY_BACKEND[headline.backend].NUMBERS)
+    facts = _merged(_statistics_before(found), _facts(lines, _BY_BACKEND[headline.backend].NUMBERS))
     said = {fact.name: fact.size_bytes for fact in reversed(facts)}  # the first of a name wins
     limit, in_use = said.get("limit"), said.get("in_use")
     free = said.get("free", limit - in_use if limit is not None and in_use is not None and limit >= in_use else None)
@@ -104,11 +106,34 @@ def _read(found: Found) -> OomExplanation:
 
 def _lines(found: Found) -> list[tuple[int, str]]:
     """Numbered lines from the headline on; a JSON log's `\\n` within a string breaks a line too."""
+    return _numbered(found.after.split("\n", _MOST_LINES)[:_MOST_LINES], found.line)
+
+
+def _numbered(texts: Sequence[str], first: int) -> list[tuple[int, str]]:
     lines = []
-    for index, line in enumerate(found.after.split("\n", _MOST_LINES)[:_MOST_LINES]):
+    for index, line in enumerate(texts):
         parts = line.replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"').split("\n")
-        lines += [(found.line + index, part[:_LONGEST_LINE]) for part in parts[:_MOST_LINES]]
+        lines += [(first + index, part[:_LONGEST_LINE]) for part in parts[:_MOST_LINES]]
     return lines[:_MOST_LINES]
+
+
+def _statistics_before(found: Found) -> tuple[OomFact, ...]:
+    """Limit and use of the GPU's pool from the lines before XLA's error; none where the allocator's own line is there.
+
+    That line comes before the statistics, XLA's error after them.
+    """
+    if found.headline.kind != "gpu_bfc" or found.headline.trigger == _gpu.ALLOCATOR:
+        return ()
+    texts = found.before[-_SHORTLY * _LONGEST_LINE :].rsplit("\n", _SHORTLY)[-_SHORTLY:]
+    lines = _numbered(texts, found.line - len(texts) + 1)
+    facts = _facts(lines[::-1], _gpu.STATISTICS)  # the last of them
+    return facts[::-1] if {"limit", "in_use"} <= {fact.name for fact in facts} else ()
+
+
+def _merged(before: tuple[OomFact, ...], after: tuple[OomFact, ...]) -> tuple[OomFact, ...]:
+    names = {fact.name for fact in before}
+    rest = [fact for fact in after if fact.name not in names]
+    return (*[fact for fact in rest if fact.name == "requested"], *before, *[f for f in rest if f.name != "requested"])
 
 
 def _facts(lines, numbers) -> tuple[OomFact, ...]:

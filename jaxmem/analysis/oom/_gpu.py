@@ -7,10 +7,13 @@ from jaxmem.analysis.oom._formats import Headline, number
 
 _gpu = functools.partial(Headline, backend="gpu", memory="hbm", when="run")
 
+ALLOCATOR = "ran out of memory trying"
+"""What the allocator itself says, before it dumps its state."""
+
 HEADLINES = (
     _gpu(
         kind="gpu_bfc",
-        trigger="ran out of memory trying",
+        trigger=ALLOCATOR,
         pattern=re.compile(r"Allocator \([^)\n]{1,40}\) ran out of memory trying to allocate \d"),
     ),
     _gpu(
@@ -73,16 +76,16 @@ HEADLINES = (
 
 NUMBERS = (
     number("requested", r"ran out of memory trying to allocate SIZE"),
-    number("requested", r"[Oo]ut of memory while trying to allocate SIZE"),
+    number("requested", r"ut of memory while trying to allocate SIZE"),
     number("requested", r"Failed to allocate request for SIZE"),
     number("requested", r"failed to allocate \S{1,20} \(SIZE\) from device"),
     number("requested", r"cuMemAllocAsync failed to allocate SIZE"),
     number("requested", r"ailed to allocate (?:a )?SIZE[\w\- ]{0,30}scratch"),
     number("requested", r"Failed to CUDA (?:calloc|malloc|host alloc) (?:async )?SIZE"),
-    number("limit", r"^\W{0,40}Limit: {1,40}SIZE"),
-    number("in_use", r"^\W{0,40}InUse: {1,40}SIZE"),
-    number("most_in_use", r"^\W{0,40}MaxInUse: {1,40}SIZE"),
-    number("largest_allocation", r"^\W{0,40}MaxAllocSize: {1,40}SIZE"),
+    number("limit", r"(?:^\W{0,40}|Stats: {1,8}|\[rank\d{1,5}\]: {1,4})Limit: {1,40}SIZE"),
+    number("in_use", r"(?:^|[\s,;])InUse: {1,40}SIZE"),
+    number("most_in_use", r"(?:^|[\s,;])MaxInUse: {1,40}SIZE"),
+    number("largest_allocation", r"(?:^|[\s,;])MaxAllocSize: {1,40}SIZE"),
     number("limit", r"memory_limit_: SIZE"),
     number("in_use", r"Sum Total of in-use chunks: SIZE"),
     number("arguments", r"parameter allocation: {1,40}SIZE"),
@@ -92,6 +95,9 @@ NUMBERS = (
     number("total", r"total allocation: {1,40}SIZE"),
     number("fragmentation", r"total fragmentation: {1,40}SIZE"),
 )
+
+STATISTICS = tuple(n for n in NUMBERS if n.name in ("limit", "in_use", "most_in_use", "largest_allocation"))
+"""The allocator's own, which it prints before XLA reports the error."""
 
 PROGRAMS = (
     re.compile(r"[Ee]xecut(?:ion of|ing|able) (?:module|program) '?(jit_[\w.]{1,200})"),
