@@ -1,6 +1,7 @@
 """Flax modules as the fields of a `Workload`: a pure loss, parameters and state."""
 
 import dataclasses
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ def linen_fields(module, loss_fn, batch, rng_streams: tuple[str, ...]) -> dict:
         return {name: key if i == 0 else jax.random.fold_in(key, i) for i, name in enumerate(rng_streams)}
 
     def init(key):
-        example = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if hasattr(x, "shape") else x, batch)
+        example = jax.tree.map(_zeros_like, batch)
         params_key, loss_key = jax.random.split(key)
 
         def run(model, batch):
@@ -85,6 +86,14 @@ def nnx_fields(model, loss_fn, wrt) -> dict:
         return _with_state(output, split(model)[2])
 
     return {"loss_fn": _declare_memory(loss, declares(loss_fn, "memory")), "params": params, "state": state}
+
+
+def _zeros_like(x):
+    """Zeros as JAX would hold `x`: NumPy's int64 is int32 there, which `jnp.zeros` would warn of. A scalar stays."""
+    if not hasattr(x, "shape"):
+        return x
+    dtype = cast(Any, jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True))
+    return jnp.zeros(x.shape, dtype)
 
 
 def _makes_modules(fn) -> bool:

@@ -332,3 +332,27 @@ def test_one_rng_stream_may_be_given_by_name():
             return nn.Dense(1)(x) + jax.random.normal(self.make_rng("noise"))
 
     run(Workload.from_linen(Noisy(), lambda model, x: model(x).mean(), X, SGD, rng_streams="noise"))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("steps", [1, 2])
+def test_int64_labels_from_numpy_do_not_warn(steps):
+    class Classifier(nn.Module):
+        @nn.compact
+        def __call__(self, batch):
+            logits = nn.Dense(4)(batch["x"])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
+
+    batch = {"x": np.ones((8, 3), np.float64), "y": np.arange(8, dtype=np.int64) % 4}
+    work = Workload.from_linen(Classifier(), lambda model, batch: model(batch), batch, SGD, rng=KEY)
+    run(work, batch=batch, accumulation_steps=steps)
+
+
+def test_random_keys_in_a_batch_are_allowed():
+    class Noisy(nn.Module):
+        @nn.compact
+        def __call__(self, batch):
+            return nn.Dense(1)(batch["x"] + jax.vmap(lambda key: jax.random.normal(key, (3,)))(batch["key"]))
+
+    batch = {"x": X, "key": jax.random.split(KEY, 8)}
+    run(Workload.from_linen(Noisy(), lambda model, batch: model(batch).mean(), batch, SGD), batch=batch)
