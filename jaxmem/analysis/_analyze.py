@@ -49,11 +49,13 @@ def analyze(
     options = {"donate_argnums": donate_argnums, "static_argnames": static_argnames, "in_shardings": in_shardings}
     _check_target(target)
     # Wrappers and stand-ins of JAX's stages are known by what they can do.
-    stages = (("memory_analysis", _report_compiled), ("compile", _report_lowered), ("lower", _report_traced))
-    for method, report in stages:
+    for method, report in (("memory_analysis", _report_compiled), ("compile", _report_lowered)):
         if callable(getattr(fn, method, None)) and not hasattr(fn, "trace"):
             _refuse_arguments(fn, args, {**options, "arg_kinds": arg_kinds})
             return report(fn, target)
+    if isinstance(fn, jax.stages.Traced):
+        _refuse_arguments(fn, args, {**options, "arg_kinds": arg_kinds})
+        return _report_traced(fn, target)
     if not callable(fn):
         raise InputError(
             wanted="a function, a Program, or what jax.jit(...).trace(...), .lower(...) or .compile() returns",

@@ -266,6 +266,7 @@ def test_the_plain_text_has_bytes_and_warnings():
         (lambda: analyze(pick, {"w": VECTOR}, donate_argnums="a"), "fit 'pick'; got donate_argnums='a'"),
         (lambda: analyze(pick, {"w": VECTOR}, static_argnames="no"), "fit 'pick'; got static_argnames='no'"),
         (lambda: analyze(3), "got a int"),
+        (lambda: analyze("sin", VECTOR), "got a str"),
         (lambda: analyze(scanned(remat=False), WEIGHTS), "missing a required argument: 'x'"),
         (lambda: analyze(jax.jit(jnp.sin).lower(VECTOR), VECTOR), r"beside a Lowered.*got 1 argument"),
         (lambda: analyze(jax.jit(jnp.sin).lower(VECTOR).compile(), target="cpu"), "compiled already; got 'cpu'"),
