@@ -145,6 +145,7 @@ def _accepted(made: CompiledProgram, name: str, target: Target) -> _Facts:
             *(_on_chip(memory, made.on_chip_bytes) if memory else ()),
             *(_unavailable(backend) if memory is None else ()),
             *_donation(memory, arguments),
+            *_constants(made, peak, memory),
             *chip_notes,
         ),
     )
@@ -234,6 +235,15 @@ def _on_chip(memory: MemoryBytes, on_chip_bytes: int) -> tuple[str, ...]:
         f"The compiler's own peak counts {format_bytes(on_chip_bytes)} of memory on the chip as well: peak_bytes is "
         "arguments + outputs + temporaries - aliases.",
     )
+
+
+def _constants(made: CompiledProgram, peak: int | None, memory: MemoryBytes | None) -> tuple[str, ...]:
+    """Constants are part of the program: no compiler counts them among its temporaries."""
+    size = made.assignment.bytes_by_kind().get("constant", 0) if made.assignment else 0
+    counted = (peak or 0) - (memory.sum_bytes or 0) if memory else 0
+    if size <= max(counted, 0.01 * (peak or 0)):
+        return ()
+    return (f"{format_bytes(size)} of constants are part of the program, beside peak_bytes: pass them as arguments.",)
 
 
 def _unavailable(backend: str) -> tuple[str, ...]:

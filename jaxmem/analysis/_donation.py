@@ -46,7 +46,6 @@ def donation_misses(compiled, module: Module, sizes: dict[int, int]) -> tuple[Do
     for type_, numbers in groups.items():
         found = _TYPE.match(type_)
         dtype_in, dims = found.groups() if found else (type_, "")
-        dtype_out = next((dtype for dtype, shape in outputs if shape == dims), "")
         # XLA gives the output of one leaf the buffer of any other of its type: what is left over is told of the leaves
         # that come out otherwise than they went in.
         left = sum(number not in aliased for number in numbers)
@@ -57,11 +56,20 @@ def donation_misses(compiled, module: Module, sizes: dict[int, int]) -> tuple[Do
                 path=arguments[number].path,
                 size_bytes=sizes.get(number, 0),
                 dtype_in=_dtype(dtype_in),
-                dtype_out=_dtype(dtype_out),
+                dtype_out=_taken(outputs, dims),
             )
             for number in [*changed, *rest][:left]
         ]
     return tuple(sorted(misses, key=lambda miss: -miss.size_bytes))
+
+
+def _taken(outputs: list[tuple[str, str]], dims: str) -> str:
+    """The dtype of an output of that shape which no argument lends its buffer to; each is told of once."""
+    found = next((output for output in outputs if output[1] == dims), None)
+    if found is None:
+        return ""
+    outputs.remove(found)
+    return _dtype(found[0])
 
 
 def _by_suffix(tree, depth: int) -> dict[int, tuple[str, str]]:

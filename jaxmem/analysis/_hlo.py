@@ -73,7 +73,7 @@ class Instruction(NamedTuple):
     @property
     def argument_path(self) -> str:
         """Of an entry's parameter: JAX's path of the argument, "state.params['w']"; its own name where it has none."""
-        return self.op_name.replace("\\'", "'").replace('\\"', '"') or self.name
+        return _unescaped(self.op_name) or self.name
 
     @property
     def branches(self) -> list[str]:
@@ -176,6 +176,21 @@ def parse_shape(type_text: str) -> tuple[int, ...]:
 
 
 _ELEMENT = re.compile(r"%(([^\s,()#]+)#(\d+))")
+_ESCAPE = re.compile(r"((?:\\[0-7]{3})+)|\\(.)")
+
+
+def _unescaped(text: str) -> str:
+    """Without the escapes of HLO strings: octal bytes of UTF-8, and a backslash before quotes and itself."""
+
+    def plain(found: re.Match) -> str:
+        octal, char = found.groups()
+        if char is not None:
+            return char
+        return bytes(int(code, 8) for code in octal[1:].split("\\")).decode("utf-8", "replace")
+
+    return _ESCAPE.sub(plain, text) if "\\" in text else text
+
+
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 
 

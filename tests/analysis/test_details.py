@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -100,3 +101,37 @@ def test_recomputation_that_the_compiler_removed_is_a_finding():
     (finding,) = [f for f in report.findings if f.kind == "remat_without_effect"]
     assert "removed 1.00 GFLOP" in finding.title
     assert finding.title in report.warnings
+
+
+def test_an_output_is_told_of_one_donated_leaf_only():
+    report = analyze(lambda a, b: (a.astype(jnp.bfloat16), b[:32]), X, X, target="cpu", donate_argnums=(0, 1))
+    assert {miss.path: miss.dtype_out for miss in report.donation_misses} == {"a": "bfloat16", "b": ""}
+
+
+def test_paths_beyond_ascii():
+    params = {"ö\\'": X}
+    report = analyze(lambda p: sum(p.values()) + 1, params, target="cpu", arg_kinds=("parameters",))
+    assert [b.path for b in report.buffers if b.kind == "parameters"] == ["p[" + repr("ö\\'") + "]"]
+
+
+def test_large_constants_are_told():
+    table = np.random.default_rng(0).normal(size=(64, 4096)).astype(np.float32)
+    report = analyze(lambda x: x @ table, X, target="cpu")
+    assert any("1.0 MiB of constants" in warning for warning in report.warnings)
+
+
+def scanned(weights, x):
+    x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)
+    return jnp.mean(x**2)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float32", "float32"), ("bfloat16", "upcast")])
+def test_wide_floats_are_judged_by_the_program(dtype, kind):
+    def loss(weights, x):
+        return scanned(weights, x).astype(jnp.float32) + jnp.mean(jnp.exp(x.astype(jnp.float32)))
+
+    shapes = jax.ShapeDtypeStruct((4, 64, 64), dtype), jax.ShapeDtypeStruct((512, 64), dtype)
+    report = analyze(jax.grad(loss, argnums=(0, 1)), *shapes, target="gpu-h100")
+    kinds = {finding.kind for finding in report.findings}
+    assert kinds & {"float32", "upcast"} == {kind}
+    assert {b.layer for b in report.buffers if b.op == "tanh"} == {"scan(<lambda>)"}

@@ -3,14 +3,16 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
 
 from jaxmem.analysis._hlo import Module, parse_shape
 from jaxmem.analysis._hlo_loops import trip_count
 from jaxmem.analysis._records import KINDS, Buffer, DonationMiss, Finding, LayerBytes, Loop, Moment, Timeline
 from jaxmem.analysis.assignment import Allocation, Assignment, Value, logical_bytes, padded_bytes
 from jaxmem.analysis.attribution._findings import findings
-from jaxmem.analysis.attribution._frames import Frames
+from jaxmem.analysis.attribution._frames import Frame, Frames
 from jaxmem.analysis.attribution._graph import Graph
 from jaxmem.analysis.attribution._kinds import Argument, Kinds, program_arguments
 from jaxmem.analysis.attribution._origin import Origin, origin
@@ -68,7 +70,7 @@ def attribute(
       backend: platform compiled for.
     """
     arguments = program_arguments(module, kind_of or (lambda path: "arguments"))
-    namer = _Namer(module, text, arguments, saved_names or {})
+    namer = _Namer(module, text, arguments, saved_names or {}, assignment.schedule)
     resident, temporary = [], []
     for allocation in assignment.allocations:
         if assignment.memory_space(allocation.color) != "device":
@@ -108,17 +110,29 @@ def attribute(
 class _Namer:
     """Makes a `Buffer` of what the compiler assigned."""
 
-    def __init__(self, module: Module, text: str, arguments: dict[int, Argument], names: Mapping[tuple[str, int], str]):
-        self.names = names
+    def __init__(
+        self,
+        module: Module,
+        text: str,
+        arguments: dict[int, Argument],
+        names: Mapping[tuple[str, int], str],
+        schedule: Sequence[str],
+    ):
+        self.names, self.schedule = names, schedule
         self.graph, self.frames = Graph(module), Frames(text)
-        self.arguments, self.kinds = arguments, Kinds(arguments)
+        self.arguments, self.kinds = arguments, Kinds(arguments, self.graph)
         self.origins: dict[str, Origin] = {}  # by the buffer's name
 
     def temporary(self, value: Value) -> Buffer:
         if value.layout.startswith("("):
             return self._pointers(value)
         own = self.graph.instruction(value.name)
-        found = origin(self.graph, value.name, value.index)
+        if own is not None:
+            found = origin(self.graph, value.name, value.index)
+        else:  # made inside an asynchronous computation, which the text shows as its start only
+            start = self.schedule[value.start] if 0 <= value.start < len(self.schedule) else ""
+            own = self.graph.instruction(start)
+            found = origin(self.graph, start, (1, *value.index))
         if found:
             self.origins[_value_name(value)] = found
         scope = parse_scope(found.instruction.op_name) if found else None
@@ -131,7 +145,9 @@ class _Namer:
             path = self.kinds.parameter_path(parse_shape(value.layout), said.layer)
         frame = self.frames.of(found.instruction.rest) if found else None
         if found and said.op and not said.layer:
-            said = said._replace(layer=self.frames.modules(found.instruction.rest))
+            said = said._replace(layer=self._layer(found, kind, frame))
+            if kind == "accumulators":
+                path = self.kinds.parameter_path(parse_shape(value.layout), said.layer)
         return Buffer(
             name=_value_name(value),
             kind=kind,
@@ -155,6 +171,22 @@ class _Namer:
             start=value.start,
             end=value.end,
         )
+
+    def _layer(self, found: Origin, kind: str, frame: Frame | None) -> str:
+        """Of what no named scope tells: an accumulator's is its gradient's; else the user's classes, or the scan."""
+        instruction = found.instruction
+        if kind == "accumulators":
+            for number in range(len(self.graph.operands(instruction))):
+                added = self.graph.operand(instruction, number)
+                made = origin(self.graph, added.name) if added else None
+                scope = parse_scope(made.instruction.op_name) if made else _NO_SCOPE
+                if made is not None and scope.phase == "backward":
+                    return scope.layer or self.frames.modules(made.instruction.rest)
+            return ""
+        layer = self.frames.modules(instruction.rest)
+        if not layer and "/while/body/" in instruction.op_name:
+            layer = f"scan({frame.function.rpartition('.')[2]})" if frame and frame.function else "scan"
+        return layer
 
     def _pointers(self, value: Value) -> Buffer:
         """The table of addresses that a tuple is."""
@@ -226,18 +258,20 @@ def _totals(constant: dict[str, int], swept: Sweep, row: int) -> dict[str, int]:
 
 
 def _at(buffers: list[Buffer], position: int) -> list[Buffer]:
-    """The buffers alive at a position, without those whose bytes another one already stands for."""
+    """The buffers alive at a position, without those whose bytes others already stand for."""
     alive = [b for b in buffers if b.start <= position <= b.end and b.size_bytes]
     alive.sort(key=lambda b: (-b.size_bytes, b.kind == "unattributed", -b.start, b.name))
     kept: list[Buffer] = []
-    taken: dict[int, list[tuple[int, int]]] = {}
-    for buffer in alive:
-        low, high = buffer.offset_bytes, buffer.offset_bytes + buffer.size_bytes
-        spans = taken.setdefault(buffer.allocation, [])
-        if any(start <= low and high <= end for start, end in spans):
-            continue
-        spans.append((low, high))
-        kept.append(buffer)
+    for allocation in {b.allocation for b in alive}:
+        here = [b for b in alive if b.allocation == allocation]
+        edges = np.unique([edge for b in here for edge in (b.offset_bytes, b.offset_bytes + b.size_bytes)])
+        taken = np.zeros(len(edges), bool)
+        first = np.searchsorted(edges, [b.offset_bytes for b in here])
+        last = np.searchsorted(edges, [b.offset_bytes + b.size_bytes for b in here])
+        for buffer, low, high in zip(here, first, last, strict=True):
+            if not taken[low:high].all():
+                taken[low:high] = True
+                kept.append(buffer)
     return kept
 
 

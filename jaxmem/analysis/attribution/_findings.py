@@ -10,7 +10,6 @@ from jaxmem.analysis.attribution._origin import Origin
 from jaxmem.analysis.attribution._scopes import parse_scope
 
 _WORTH = 0.01  # of the peak: what is smaller is not worth a line
-_MIXED = 0.1  # of the wide floats: fewer 16-bit ones than that are not what a program computes in
 _RANDOM = ("threefry", "random_bits", "_bernoulli", "_uniform", "random_wrap", "rng_bit_generator")
 
 
@@ -38,7 +37,7 @@ def findings(
         *_kept_for_backward(activations, origins, graph, schedule),
         *_donation(donation_misses),
         *_padding(buffers),
-        *(_computed_wide(activations, origins, graph) if backend == "cpu" else _wide(activations)),
+        *(_computed_wide(activations, origins, graph) if backend == "cpu" else _wide(activations, graph)),
         *_invariants(activations, origins, graph),
         *_twice(activations, origins),
         *_random_bits(activations),
@@ -109,12 +108,11 @@ def _padding(buffers: Sequence[Buffer]) -> list[Finding]:
     return found
 
 
-def _wide(activations: Sequence[Buffer]) -> list[Finding]:
+def _wide(activations: Sequence[Buffer], graph: Graph) -> list[Finding]:
     """Wide floats: all of a program that computes in float32, or those of one that computes in 16 bits elsewhere."""
-    narrow = sum(b.size_bytes for b in activations if b.shape.startswith(("bf16[", "f16[")))
     wide = [b for b in activations if b.shape.startswith(("f32[", "f64["))]
     size = sum(b.size_bytes for b in wide)
-    if size and narrow < _MIXED * size:
+    if size and not computes_in_16_bits(graph):
         return [
             Finding(
                 kind="float32",
@@ -143,6 +141,23 @@ def _wide(activations: Sequence[Buffer]) -> list[Finding]:
     return found
 
 
+def computes_in_16_bits(graph: Graph) -> bool:
+    """Whether the program itself, not only its compiler, has 16-bit floats: among its arguments or by a cast."""
+    for computation in graph.module.computations.values():
+        entry = computation.name == graph.module.entry
+        for i in computation.instructions.values():
+            if i.type.startswith(("bf16[", "f16[")) and (
+                (entry and i.opcode == "parameter") or (i.opcode == "convert" and _is_cast(i))
+            ):
+                return True
+    return False
+
+
+def _is_cast(instruction: Instruction) -> bool:
+    """Whether a `convert` stands in the user's program; those that compilers add carry another operation's scope."""
+    return instruction.op_name.endswith("convert_element_type")
+
+
 def _computed_wide(activations: Sequence[Buffer], origins: Mapping[str, Origin], graph: Graph) -> list[Finding]:
     """On a CPU the compiler itself widens 16-bit floats."""
     narrow = [b for b in activations if b.shape.startswith("f32[") and _was_narrow(origins.get(b.name), graph, b)]
@@ -165,8 +180,11 @@ def _was_narrow(origin: Origin | None, graph: Graph, buffer: Buffer) -> bool:
     own = graph.instruction(buffer.name.split("{")[0])
     callee = graph.callee(own, "calls") if own is not None and own.opcode == "fusion" else None
     if callee is None:
-        return own is not None and own.opcode == "convert" and origin is not None
-    types = [i.type for i in callee.instructions.values() if i.opcode == "parameter"]
+        return own is not None and own.opcode == "convert" and origin is not None and not _is_cast(own)
+    inside = callee.instructions.values()
+    if any(i.opcode == "convert" and _is_cast(i) and i.type.startswith("f32[") for i in inside):
+        return False
+    types = [i.type for i in inside if i.opcode == "parameter"]
     return any(t.startswith(("bf16[", "f16[")) and parse_shape(t) == parse_shape(buffer.layout) for t in types)
 
 
@@ -244,8 +262,8 @@ def _passed_on(graph: Graph, body: Computation, element: Instruction) -> bool:
 
 
 def _twice(activations: Sequence[Buffer], origins: Mapping[str, Origin]) -> list[Finding]:
-    """Buffers of one origin and as many elements: the same values in two layouts or dtypes."""
-    large = [b for b in activations if b.name in origins and origins[b.name].stacked]
+    """Residuals of one origin and as many elements: the same values, cast, transposed or a step of a loop apart."""
+    large = [b for b in activations if b.phase == "forward" and b.name in origins and origins[b.name].stacked]
     found = []
     for (_, _, elements), group in _groups(
         large, lambda b: (origins[b.name].instruction.name, origins[b.name].part, _elements(b.layout))
@@ -256,11 +274,10 @@ def _twice(activations: Sequence[Buffer], origins: Mapping[str, Origin]) -> list
                 Finding(
                     kind="kept_twice",
                     size_bytes=sum(b.size_bytes for b in group[:-1]),
-                    title=f"{group[-1].op}{_in(group[-1].layer)} is kept {len(group)} times, in several layouts or "
-                    "dtypes",
+                    title=f"{group[-1].op}{_in(group[-1].layer)} is kept {len(group)} times",
                     evidence=_names(group),
-                    cure="Name one of them with checkpoint_name and save only that (Policy(save=...)); the others are "
-                    "recomputed by a transpose or a cast.",
+                    cure="Name one of them with checkpoint_name and save only that (Policy(save=...)): the others "
+                    "follow from it at the price of a cast, a transpose or one step.",
                 )
             )
     return found

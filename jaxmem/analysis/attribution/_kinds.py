@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from jaxmem._scopes import ACCUMULATE_SCOPE
 from jaxmem.analysis._hlo import COLLECTIVES, Instruction, Module, parse_shape
+from jaxmem.analysis.attribution._graph import Graph
 from jaxmem.analysis.attribution._origin import Origin
 from jaxmem.analysis.attribution._scopes import Scope
 
@@ -46,7 +47,8 @@ class Kinds:
     gradient. Where no argument is declared as a parameter, floating-point arguments are taken for that.
     """
 
-    def __init__(self, arguments: dict[int, Argument]):
+    def __init__(self, arguments: dict[int, Argument], graph: Graph):
+        self.graph = graph
         declared = [a for a in arguments.values() if a.kind == "parameters"]
         floats = [a for a in arguments.values() if a.kind == "arguments" and _FLOATS.match(a.type)]
         self.paths: dict[tuple[int, ...], list[str]] = {}
@@ -59,24 +61,45 @@ class Kinds:
 
     def of(self, instruction: Instruction | None, found: Origin | None, scope: Scope | None, type_: str) -> str:
         """Kind of a temporary: its own instruction, its origin and scope, and its HLO type."""
-        if instruction is not None and instruction.opcode.startswith(COLLECTIVES):
-            return "collectives"
-        if instruction is not None and instruction.opcode == "custom-call" and _SCRATCH.match(type_):
+        if instruction is not None and self._is_workspace(instruction, type_):
             return "workspace"
+        if instruction is not None and self._is_sent(instruction):
+            return "collectives"
         if found is None or scope is None:
             return "unattributed"
         origin = found.instruction
         if origin.opcode == "parameter":
             argument = self.arguments.get(origin.argument_path)
             return argument.kind if argument else "unattributed"
-        if origin.opcode.startswith(COLLECTIVES):
-            return "collectives"
         if ACCUMULATE_SCOPE in origin.op_name:
             return "accumulators"
         shape = parse_shape(type_)
+        if origin.opcode.startswith(COLLECTIVES) and not (
+            origin.opcode.startswith("all-reduce") and self.is_parameter_shape(shape)
+        ):
+            return "collectives"
         if scope.phase in ("backward", "update") and self.is_parameter_shape(shape):
             return "gradients"
         return "activations"
+
+    def _is_workspace(self, instruction: Instruction, type_: str) -> bool:
+        """Scratch of a library call, or the partial sums of a matrix product that is split along its contraction."""
+        if instruction.opcode == "custom-call":
+            return bool(_SCRATCH.match(type_))
+        if "__triton" not in instruction.rest or not instruction.op_name:
+            return False
+        users = [user for user, _ in self.graph.users.get(instruction.name, ())]
+        return bool(users) and all(
+            user.op_name == instruction.op_name and len(parse_shape(user.type)) < len(parse_shape(type_))
+            for user in users
+        )
+
+    def _is_sent(self, instruction: Instruction) -> bool:
+        """Whether a buffer only gathers what a collective sends."""
+        users = [user for user, _ in self.graph.users.get(instruction.name, ())]
+        return (
+            "concatenate" in instruction.name and bool(users) and all(u.opcode.startswith(COLLECTIVES) for u in users)
+        )
 
     def is_parameter_shape(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of this shape can be a gradient: a parameter's shape, or one layer's slice of it."""

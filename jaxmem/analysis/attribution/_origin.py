@@ -11,10 +11,13 @@ from jaxmem.analysis.attribution._graph import Graph
 
 # Pass a value on: its first operand is what was computed.
 _PASSING = frozenset(
-    "bitcast copy copy-start copy-done reshape async-done async-start async-update opt-barrier "
+    "bitcast copy copy-start copy-done reshape async-update opt-barrier "
     "bitcast-convert all-gather-done all-reduce-done collective-permute-done slice transpose "
     "dynamic-slice reduce-precision".split()
 )
+# A computation that runs beside others: its start has the result as its second element.
+_STARTS = ("fusion-start", "async-start", "call-start")
+_DONES = ("fusion-done", "async-done", "call-done")
 # Made by the compiler without a scope of their own; where they have one it tells more than the operand's.
 _PLACEHOLDERS = frozenset("broadcast constant iota pad".split())
 _SCOPELESS = ("while", "closed_call", "cond", "body", "checkpoint", "remat")
@@ -67,8 +70,12 @@ class _Search:
                 node, index = graph.operand(node, index[0]), index[1:]
             elif opcode == "while":
                 return self._loop(node, index, stacked)
-            elif opcode in ("fusion", "call") or (opcode == "async-start" and "calls=" in node.rest):
+            elif opcode in ("fusion", "call"):
                 return self._inside(node, index, stacked)
+            elif opcode in _STARTS and "calls=" in node.rest:  # ((operands), result, context)
+                return self._inside(node, index[1:], stacked)
+            elif opcode in _DONES:
+                node, index = graph.operand(node, 0), (1, *index)
             elif opcode == "conditional":
                 return self._branches(node, index, stacked)
             elif opcode == "parameter":

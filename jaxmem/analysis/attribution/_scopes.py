@@ -14,7 +14,7 @@ from jaxmem.analysis._records import Phase
 # Scopes that transformations and control flow open; none of them is a module.
 _STRUCTURE = frozenset(
     "while body cond closed_call checkpoint rematted_computation remat remat2 custom_jvp_call custom_vjp_call "
-    "custom_vjp_call_jaxpr pjit shard_map scan core_call xla_call named_call".split()
+    "custom_vjp_call_jaxpr pjit shard_map scan core_call xla_call named_call eval_jaxpr".split()
 )
 _BRANCH = re.compile(r"branch_\d+_fun$")
 _WRAPPED = re.compile(r"^(\w+)\((.*)\)$", re.DOTALL)
