@@ -195,7 +195,7 @@ def _verdicts(rows: Sequence[MemoryReport]) -> Iterable[Text]:
 
 
 def _notes(rows: Sequence[MemoryReport]) -> list:
-    said = "\n* modelled from the trace; the rest is from the compiler. Times are estimates: nothing was run."
+    said = "\n* modelled from the trace; the rest is from the compiler. Times are estimates."
     legend = Text(said, style="dim")
     concerned: dict[str, list[str]] = {}
     for row in rows:

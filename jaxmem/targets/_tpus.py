@@ -99,7 +99,7 @@ TPUS = (
         interconnect_bytes_per_second=600_000_000_000,
         facts=TpuFacts(generation="v5p", rank=3, max_chips=8960, topologies=(*_CUBIC, "16x16x24"), clock_ghz=1.75),
         source=f"{_DOCS}/v5p",
-        note="A device is a chip: its two cores work as one (megacore).",
+        note="A device is a chip: its two cores work as one (megacore). Its compiler offers more than 95 GiB.",
     ),
     Chip(
         name="tpu-v6e",
