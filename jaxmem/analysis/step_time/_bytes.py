@@ -87,8 +87,12 @@ class Traffics:
         sizes = [type_bytes(operand.type) if operand else Traffic() for operand in operands]
         out = _output_bytes(instruction)
         shares, written = [1.0] * len(sizes), 1.0
-        if instruction.opcode == "fusion":
-            reads, written = self._fusion(instruction.attribute("calls") or "")
+        if instruction.opcode in ("fusion", "fusion-start"):
+            name = instruction.attribute("calls") or ""
+            reads, written = self._fusion(name)
+            fused = self.module.computations.get(name)
+            if instruction.opcode == "fusion-start" and fused is not None and fused.root is not None:
+                out = type_bytes(fused.root.type)  # its own type holds the operands as well
             shares = [reads[i] if i < len(reads) else 1.0 for i in range(len(sizes))]
         elif instruction.opcode in _SLICES and sizes:
             shares[0] = _ratio(_elements(instruction.type), _elements(operands[0].type) if operands[0] else 0)

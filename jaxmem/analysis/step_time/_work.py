@@ -38,7 +38,7 @@ class Work:
 
     def of(self, computation: Computation, instruction: Instruction) -> float:
         """Seconds that its products and its elementwise operations take, whichever is more."""
-        if instruction.opcode == "fusion":
+        if instruction.opcode in ("fusion", "fusion-start"):
             return self._computation(instruction.attribute("calls") or "")
         return max(self._matmul(computation, instruction), self._vector(computation, instruction))
 
