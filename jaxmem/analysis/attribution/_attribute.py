@@ -140,7 +140,7 @@ class _Namer:
         said = scope if scope and found and found.instruction.opcode != "parameter" else _NO_SCOPE
         path = ""
         if found and found.instruction.opcode == "parameter":
-            path = found.instruction.op_name.replace("\\'", "'")
+            path = found.instruction.argument_path
         elif kind in ("gradients", "accumulators"):
             path = self.kinds.parameter_path(parse_shape(value.layout), said.layer)
         frame = self.frames.of(found.instruction.rest) if found else None
@@ -154,7 +154,7 @@ class _Namer:
             layer=said.layer,
             phase=said.phase,
             path=path,
-            saved_name=self.names.get((f"{frame.file}:{frame.line}", _elements(value.layout)), "")
+            saved_name=self.names.get((f"{frame.file}:{frame.line}", math.prod(parse_shape(value.layout))), "")
             if frame and kind == "activations" and said.phase == "forward"
             else "",
             op=said.op or (f"copy of {found.instruction.opcode}" if found else ""),
@@ -228,10 +228,6 @@ class _Namer:
 def _padding(layout: str) -> int:
     """Bytes of an array that its tiles add."""
     return max(0, padded_bytes(layout) - logical_bytes(layout))
-
-
-def _elements(layout: str) -> int:
-    return math.prod(parse_shape(layout))
 
 
 def _value_name(value: Value) -> str:

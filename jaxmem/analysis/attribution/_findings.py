@@ -1,5 +1,6 @@
 """What costs bytes at the peak without need, as far as the compiled program shows it."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jaxmem.analysis._hlo import Computation, Instruction, parse_shape
@@ -266,7 +267,7 @@ def _twice(activations: Sequence[Buffer], origins: Mapping[str, Origin]) -> list
     large = [b for b in activations if b.phase == "forward" and b.name in origins and origins[b.name].stacked]
     found = []
     for (_, _, elements), group in _groups(
-        large, lambda b: (origins[b.name].instruction.name, origins[b.name].part, _elements(b.layout))
+        large, lambda b: (origins[b.name].instruction.name, origins[b.name].part, math.prod(parse_shape(b.layout)))
     ).items():
         if len(group) > 1 and elements > 1:
             group = sorted(group, key=lambda b: b.size_bytes)
@@ -344,10 +345,3 @@ def _common(layers: Sequence[str]) -> str:
             break
         shared.append(names[0])
     return "/".join(shared)
-
-
-def _elements(layout: str) -> int:
-    count = 1
-    for dim in parse_shape(layout):
-        count *= dim
-    return count
