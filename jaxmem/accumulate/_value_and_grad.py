@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._scopes import ACCUMULATE_SCOPE
 from jaxmem.accumulate import _reduce
+from jaxmem.accumulate._loop import add_up
 from jaxmem.accumulate._split import Split, micro_batch_count
 from jaxmem.accumulate._trace import TracedLoss, check_differentiable, check_weights
 from jaxmem.accumulate._weights import total_weights, weight_dtype
@@ -117,20 +117,22 @@ def value_and_grad(
             value = _combine(micro.terms, totals, num_micro_batches)
             return value if loss_scale is None else value * loss_scale, (value, micro)
 
-        def gradient(index, state):
-            (_, (value, micro)), grads = jax.value_and_grad(objective, has_aux=True)(
-                params, take(index), key_of(index), state
-            )
-            return value, grads, micro
-
         if num_micro_batches == 1:
-            value, grads, micro = gradient(0, state)
+            (_, (value, micro)), grads = jax.value_and_grad(objective, has_aux=True)(params, take(0), key_of(0), state)
             metrics = _reduce.add_metrics(_reduce.init_metrics(traced.out_shapes.metrics), micro.metrics)
             new_state = micro.state
             weights = [None if t.weight is None else t.weight.astype(weight_dtype(t)) for t in micro.terms]
         else:
-            value, grads, metrics, new_state = _scan(
-                gradient, params, state, names, traced.out_shapes, num_micro_batches, accumulator_dtype
+            value, grads, metrics, new_state = add_up(
+                objective,
+                params,
+                state,
+                take=take,
+                key_of=key_of,
+                count=num_micro_batches,
+                shapes=traced.out_shapes,
+                state_names=names,
+                accumulator_dtype=accumulator_dtype,
             )
             weights = totals or []
         if loss_scale is not None:
@@ -149,35 +151,6 @@ def value_and_grad(
     # Not functools.wraps: the signature must stay fn's own, which jax.jit reads for donate_argnames.
     fn.__name__ = fn.__qualname__ = getattr(loss_fn, "__name__", "loss")
     return fn
-
-
-def _scan(gradient, params, state, names, shapes, num_micro_batches, accumulator_dtype):
-    """Adds up `gradient(index, state)` over micro-batches; accumulators are the scan's carry, updated in place."""
-
-    def zeros(leaf):
-        dtype = accumulator_dtype
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
-            dtype = jnp.promote_types(dtype, jnp.complex64)
-        # zeros_like keeps the leaf's sharding, and its varying axes under shard_map
-        return jnp.zeros_like(leaf, dtype=dtype)
-
-    def body(carry, index):
-        value, grads, metrics, accumulated = carry
-        new_value, new_grads, micro = gradient(index, _reduce.seen_state(state, accumulated, names))
-        with jax.named_scope(ACCUMULATE_SCOPE):
-            grads = jax.tree.map(lambda acc, g: acc + g.astype(acc.dtype), grads, new_grads)
-        accumulated = _reduce.add_state(state, accumulated, micro.state, names, index == 0)
-        return (value + new_value, grads, _reduce.add_metrics(metrics, micro.metrics), accumulated), None
-
-    value_dtype = functools.reduce(jnp.promote_types, [t.total.dtype for t in shapes.terms], jnp.float32)
-    init = (
-        jnp.zeros((), value_dtype),
-        jax.tree.map(zeros, params),
-        _reduce.init_metrics(shapes.metrics),
-        _reduce.init_state(state, names),
-    )
-    (value, grads, metrics, accumulated), _ = jax.lax.scan(body, init, jnp.arange(num_micro_batches))
-    return value, grads, metrics, _reduce.finish_state(state, accumulated, names, num_micro_batches)
 
 
 def _combine(terms, totals, num_micro_batches: int):

@@ -1,0 +1,65 @@
+"""The loop over micro-batches: one `lax.scan` whose carry holds the accumulators."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem._scopes import ACCUMULATE_SCOPE
+from jaxmem.accumulate import _reduce
+from jaxmem.accumulate._trace import MicroLoss
+
+
+def add_up(
+    objective: Callable,
+    params: Any,
+    state: Any,
+    *,
+    take: Callable,
+    key_of: Callable,
+    count: int,
+    shapes: MicroLoss,
+    state_names: Any,
+    accumulator_dtype: Any,
+) -> tuple[jax.Array, Any, Any, Any]:
+    """Value, gradients, metrics and state of the micro-batches together; accumulators are updated in place.
+
+    Args:
+      objective: (params, batch, key, state) -> (what is differentiated, (value, MicroLoss)).
+      take: index -> micro-batch.
+      key_of: index -> the micro-batch's PRNG key.
+      count: of micro-batches.
+      shapes: of one micro-batch's outputs.
+      state_names: the reduction of each leaf of the state.
+      accumulator_dtype: of gradients while they are added up.
+    """
+
+    def zeros(leaf):
+        dtype = accumulator_dtype
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            dtype = jnp.promote_types(dtype, jnp.complex64)
+        # zeros_like keeps the leaf's sharding, and its varying axes under shard_map
+        return jnp.zeros_like(leaf, dtype=dtype)
+
+    def body(carry, index):
+        value, grads, metrics, accumulated = carry
+        seen = _reduce.seen_state(state, accumulated, state_names)
+        (_, (new_value, micro)), new_grads = jax.value_and_grad(objective, has_aux=True)(
+            params, take(index), key_of(index), seen
+        )
+        with jax.named_scope(ACCUMULATE_SCOPE):
+            grads = jax.tree.map(lambda acc, g: acc + g.astype(acc.dtype), grads, new_grads)
+        accumulated = _reduce.add_state(state, accumulated, micro.state, state_names, index == 0)
+        return (value + new_value, grads, _reduce.add_metrics(metrics, micro.metrics), accumulated), None
+
+    value_dtype = functools.reduce(jnp.promote_types, [t.total.dtype for t in shapes.terms], jnp.float32)
+    init = (
+        jnp.zeros((), value_dtype),
+        jax.tree.map(zeros, params),
+        _reduce.init_metrics(shapes.metrics),
+        _reduce.init_state(state, state_names),
+    )
+    (value, grads, metrics, accumulated), _ = jax.lax.scan(body, init, jnp.arange(count))
+    return value, grads, metrics, _reduce.finish_state(state, accumulated, state_names, count)
