@@ -72,7 +72,7 @@ class Chip:
       host_bytes_per_second: to host memory, one direction; None where nobody states it.
       interconnect_bytes_per_second: to other devices of the slice or the host, all links, one direction.
       facts: what its compiler wants to know.
-      source: URL that the rates are from.
+      source: URL of a page that the rates were read in; `note` says which were not.
       note: what is not as one might think.
 
     >>> from jaxmem.targets import find_chip
@@ -123,7 +123,10 @@ class Chip:
 
     @property
     def cudnn_attention(self) -> bool:
-        """Whether cuDNN's flash attention runs: GPUs from sm_80 on."""
+        """Whether cuDNN's flash attention runs: GPUs from sm_80 on.
+
+        https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html
+        """
         return self.compute_capability is not None and self.compute_capability >= (8, 0)
 
 
