@@ -11,7 +11,19 @@ PACKAGE = ROOT / "jaxmem"
 
 # A module may import from its own package and from what is named here; everything may import BASE.
 BASE = frozenset(
-    {"errors", "objective", "workload", "config", "policy", "_compat", "_flax", "_installed", "_scopes", "_source"}
+    {
+        "errors",
+        "objective",
+        "workload",
+        "config",
+        "policy",
+        "_compat",
+        "_flax",
+        "_installed",
+        "_scopes",
+        "_source",
+        "_units",
+    }
 )
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),

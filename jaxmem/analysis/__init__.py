@@ -5,8 +5,6 @@ from jaxmem.analysis._build import analyze_program as analyze_program
 from jaxmem.analysis._compare import Comparison as Comparison
 from jaxmem.analysis._compare import compare as compare
 from jaxmem.analysis._compare import join_comparisons as join_comparisons
-from jaxmem.analysis._hlo_flops import HloFlops as HloFlops
-from jaxmem.analysis._hlo_flops import hlo_flops as hlo_flops
 from jaxmem.analysis._jaxpr_flops import JaxprFlops as JaxprFlops
 from jaxmem.analysis._jaxpr_flops import jaxpr_flops as jaxpr_flops
 from jaxmem.analysis._kind_paths import kinds_by_path as kinds_by_path
@@ -24,8 +22,7 @@ from jaxmem.analysis._records import StepTime as StepTime
 from jaxmem.analysis._records import Timeline as Timeline
 from jaxmem.analysis._report import MemoryReport as MemoryReport
 from jaxmem.analysis._schema import report_schema as report_schema
-from jaxmem.analysis._units import format_bytes as format_bytes
-from jaxmem.analysis._units import format_flops as format_flops
-from jaxmem.analysis._units import format_seconds as format_seconds
+from jaxmem.analysis.hlo._flops import HloFlops as HloFlops
+from jaxmem.analysis.hlo._flops import hlo_flops as hlo_flops
 from jaxmem.analysis.oom import OomExplanation as OomExplanation
 from jaxmem.analysis.oom import explain_oom as explain_oom

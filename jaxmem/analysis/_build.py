@@ -5,6 +5,7 @@ import warnings
 
 import jax
 
+from jaxmem._units import format_bytes, format_flops
 from jaxmem.analysis._compiled import CompiledProgram, compile_program
 from jaxmem.analysis._fits import Fits, judge_fit
 from jaxmem.analysis._jaxpr_flops import JaxprFlops
@@ -12,7 +13,6 @@ from jaxmem.analysis._memory import MemoryBytes, argument_bytes, read_memory, us
 from jaxmem.analysis._program import Program, known
 from jaxmem.analysis._records import Finding, StepTime
 from jaxmem.analysis._report import MemoryReport
-from jaxmem.analysis._units import format_bytes, format_flops
 from jaxmem.analysis.step_time import NOMINAL_CPU, step_time
 from jaxmem.errors import InputError
 from jaxmem.targets import Target, check_runs, on_target, unknown_scratch_bytes

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jaxlib.version
 
+from jaxmem._units import format_bytes
 from jaxmem.analysis._analyze import analyze_variant
 from jaxmem.analysis._program import Program, as_program, known
 from jaxmem.analysis._report import MemoryReport
-from jaxmem.analysis._units import format_bytes
 from jaxmem.errors import InputError, RematWithoutEffect
 from jaxmem.targets import Target, resolve_target
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxmem.analysis._details import details
-from jaxmem.analysis._hlo import Module, parse_hlo
-from jaxmem.analysis._hlo_flops import HloFlops, hlo_flops
 from jaxmem.analysis._memory import MemoryBytes
 from jaxmem.analysis.assignment import Assignment, BufferDump
+from jaxmem.analysis.hlo._flops import HloFlops, hlo_flops
+from jaxmem.analysis.hlo._parse import Module, parse_hlo
 from jaxmem.errors import DoesNotFitError
 from jaxmem.targets import Target, compile_noting
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxmem.analysis._donation import donation_misses
-from jaxmem.analysis._hlo import Module
 from jaxmem.analysis.assignment import Assignment
 from jaxmem.analysis.attribution import attribute
+from jaxmem.analysis.hlo._parse import Module
 
 
 def details(

@@ -5,9 +5,9 @@ import re
 import jax
 
 from jaxmem._compat import kept_arguments
-from jaxmem.analysis._hlo import Module
 from jaxmem.analysis._records import DonationMiss
 from jaxmem.analysis.attribution import program_arguments
+from jaxmem.analysis.hlo._parse import Module
 
 _TYPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _NUMPY = {"pred": "bool", "s": "int", "u": "uint", "f": "float", "bf16": "bfloat16", "c64": "complex64"}

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from jaxmem.analysis._units import format_bytes
+from jaxmem._units import format_bytes
 
 Fits = Literal["yes", "no", "uncertain"]
 

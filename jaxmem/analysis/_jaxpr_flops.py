@@ -5,8 +5,8 @@ import dataclasses
 
 from jax.extend import core
 
-from jaxmem.analysis._hlo_flops import BACKWARD_SCOPE, REMAT_SCOPE
-from jaxmem.analysis._matmul import WindowDimension, convolution_flops, dot_flops
+from jaxmem.analysis.hlo._flops import BACKWARD_SCOPE, REMAT_SCOPE
+from jaxmem.analysis.hlo._matmul import WindowDimension, convolution_flops, dot_flops
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

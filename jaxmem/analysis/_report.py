@@ -4,10 +4,10 @@ import dataclasses
 import json
 from typing import Any
 
+from jaxmem._units import format_bytes, format_flops
 from jaxmem.analysis._fits import Fits
 from jaxmem.analysis._read import read_record
 from jaxmem.analysis._records import Buffer, DonationMiss, Finding, LayerBytes, Moment, StepTime, Timeline
-from jaxmem.analysis._units import format_bytes, format_flops
 
 SCHEMA = "jaxmem.report/1"
 DETAILS = ("by_layer", "buffers", "timeline")

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jaxmem.policy import PRESETS
+
 if TYPE_CHECKING:
     from jaxmem.config import MemoryConfig
 
@@ -44,7 +46,7 @@ PrecisionName = Annotated[
 ]
 Remat = Annotated[
     str | None,
-    typer.Option("--remat", metavar="PRESET", help="none, full, dots, dots_no_batch, minimal, ...", show_default=False),
+    typer.Option("--remat", metavar="PRESET", help=f"One of {', '.join(PRESETS)}.", show_default=False),
 ]
 JsonOut = Annotated[
     str | None,

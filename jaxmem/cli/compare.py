@@ -20,6 +20,7 @@ from jaxmem.cli._options import (
 )
 from jaxmem.cli._output import Outputs, clean_stdout
 from jaxmem.cli._status import stages
+from jaxmem.policy import PRESETS
 
 if TYPE_CHECKING:
     from jaxmem.analysis import Comparison
@@ -41,7 +42,12 @@ def compare(
         ),
     ] = None,
     remat: Annotated[
-        str, typer.Option("--remat", metavar="LIST", help="Presets, separated by commas; the order of the rows.")
+        str,
+        typer.Option(
+            "--remat",
+            metavar="LIST",
+            help=f"Presets, separated by commas, in the order of the rows; of {', '.join(PRESETS)}.",
+        ),
     ] = DEFAULT_PRESETS,
     config: ConfigFile = None,
     settings: Settings = None,

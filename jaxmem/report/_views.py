@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxmem.analysis import KINDS, Comparison, MemoryReport, format_bytes, format_flops, format_seconds
+from jaxmem._units import format_bytes, format_flops, format_seconds
+from jaxmem.analysis import KINDS, Comparison, MemoryReport
 from jaxmem.report._columns import in_order
 
 VERDICTS = {"yes": "Fits", "no": "Does not fit", "uncertain": "Uncertain"}

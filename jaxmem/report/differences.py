@@ -8,7 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from jaxmem.analysis import MemoryReport, format_bytes
+from jaxmem._units import format_bytes
+from jaxmem.analysis import MemoryReport
 from jaxmem.report._diff import Change, diff
 from jaxmem.report._views import format_change, label
 

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jaxmem.analysis import Comparison, MemoryReport, format_bytes
+from jaxmem._units import format_bytes
+from jaxmem.analysis import Comparison, MemoryReport
 from jaxmem.errors import InputError
 from jaxmem.report._columns import report_columns
 from jaxmem.report._diff import diff

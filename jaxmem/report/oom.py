@@ -4,7 +4,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from jaxmem.analysis import format_bytes
+from jaxmem._units import format_bytes
 from jaxmem.analysis.oom import OomBuffer, OomExplanation
 
 SHOWN_BUFFERS = 10

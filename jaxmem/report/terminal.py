@@ -7,7 +7,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from jaxmem.analysis import Comparison, MemoryReport, format_bytes, format_flops, format_seconds
+from jaxmem._units import format_bytes, format_flops, format_seconds
+from jaxmem.analysis import Comparison, MemoryReport
 
 _Cell = Callable[[MemoryReport], str]
 

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxmem.errors import UnknownTargetError
+from jaxmem._units import format_bytes
+from jaxmem.errors import InputError, UnknownTargetError
 from jaxmem.targets._chip import Chip, memory_fraction
 from jaxmem.targets._gpu_compiler import GPU_OPTIONS, gpu_devices
 from jaxmem.targets._memory import device_memory_bytes, host_memory_bytes
@@ -100,8 +101,15 @@ def resolve_target(name: "str | Target | None" = None) -> Target:
     "tpu-v5e:2x2" or "gpu-h100:1x8x8" (slices x hosts x GPUs of a host); nothing is loaded for them yet.
 
     Raises:
-      UnknownTargetError: any other name, or "cpu" where JAX was told not to start that backend.
+      UnknownTargetError: any other name, or "cpu" where JAX was told not to start that backend; InputError: what
+        is no name at all.
     """
+    if name is not None and not isinstance(name, (str, Target)):
+        raise InputError(
+            wanted="a target's name, a Target, or None for this machine",
+            got=repr(name),
+            do='For example target="gpu-h100"; run `jaxmem targets` for all of them.',
+        )
     if isinstance(name, Target):
         return name
     if name is None or name == "local":
@@ -144,17 +152,18 @@ def _cpu() -> Target:
 
 
 def _tpu(name: str, chip: Chip, topology: str) -> Target:
-    note = f"Compiled by libtpu for {chip.kind} without a device; it allows {_gib(chip.usable_bytes)} of a device's "
-    note += f"{_gib(chip.hbm_bytes)}."
+    usable, hbm = format_bytes(chip.usable_bytes), format_bytes(chip.hbm_bytes)
+    note = f"Compiled by libtpu for {chip.kind} without a device; it allows {usable} of a device's {hbm}."
     return Target(
         name=name, platform="tpu", memory_bytes=chip.usable_bytes, notes=(note,), chip=chip, topology=topology
     )
 
 
 def _gpu(name: str, chip: Chip, topology: str) -> Target:
+    usable, hbm = format_bytes(chip.usable_bytes), format_bytes(chip.hbm_bytes)
     note = (
         f"Compiled by XLA:GPU for {chip.kind} without a device, so without autotuning: the kernels chosen, and their "
-        f"scratch, may differ on the device. JAX may use {_gib(chip.usable_bytes)} of its {_gib(chip.hbm_bytes)} "
+        f"scratch, may differ on the device. JAX may use {usable} of its {hbm} "
         f"(XLA_PYTHON_CLIENT_MEM_FRACTION={memory_fraction():g})."
     )
     return Target(
@@ -166,7 +175,3 @@ def _gpu(name: str, chip: Chip, topology: str) -> Target:
         chip=chip,
         topology=topology,
     )
-
-
-def _gib(value: int) -> str:
-    return f"{value / 2**30:.2f} GiB"

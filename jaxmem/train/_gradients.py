@@ -12,7 +12,7 @@ import optax
 
 from jaxmem import accumulate, precision
 from jaxmem._compat import prune
-from jaxmem.analysis import format_bytes
+from jaxmem._units import format_bytes
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import WorkloadError
 from jaxmem.objective import LossOutput, Objective, Sum

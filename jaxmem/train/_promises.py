@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmem.analysis import MemoryReport, format_bytes, format_flops
+from jaxmem._units import format_bytes, format_flops
+from jaxmem.analysis import MemoryReport
 from jaxmem.config import MemoryConfig
 from jaxmem.train._verification import Check, Verdict
 from jaxmem.workload import path_string

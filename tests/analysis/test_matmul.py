@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from jaxmem.analysis import hlo_flops, jaxpr_flops
-from jaxmem.analysis._matmul import WindowDimension
+from jaxmem.analysis.hlo._matmul import WindowDimension
 
 from .programs import compiled_text
 

@@ -1,8 +1,8 @@
 """Pairs of instructions that start and finish something: their results hold what they were given, too."""
 
-from jaxmem.analysis._hlo import Instruction, Module
 from jaxmem.analysis.assignment._flow import Flow, Held, part, placed
 from jaxmem.analysis.assignment._in_place import in_place
+from jaxmem.analysis.hlo._parse import Instruction, Module
 
 
 def asynchronous(

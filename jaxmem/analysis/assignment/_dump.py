@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxmem.analysis._hlo import Module, parse_hlo
 from jaxmem.analysis.assignment._liveness import liveness
 from jaxmem.analysis.assignment._proto import read_proto
 from jaxmem.analysis.assignment._records import Assignment
 from jaxmem.analysis.assignment._text import read_text
+from jaxmem.analysis.hlo._parse import Module, parse_hlo
 
 # CPU and GPU put the chip in front: "sm_9.0a_gpu_after_optimizations-...".
 _BUFFERS = "after_optimizations-buffer-assignment.txt"

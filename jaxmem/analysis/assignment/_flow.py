@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from jaxmem.analysis._hlo import Index, Instruction
-from jaxmem.analysis._hlo_types import leaves
+from jaxmem.analysis.hlo._parse import Index, Instruction
+from jaxmem.analysis.hlo._types import leaves
 
 Held = dict[Index, int]
 """Per index of an instruction's result, the number of the value there."""

@@ -4,10 +4,10 @@ The rules are those of XLA's dataflow analysis. Loops, conditionals, calls and a
 place in the schedule; computations inside fusions, reductions and the like hold no buffers.
 """
 
-from jaxmem.analysis._hlo import Computation, Instruction, Module
 from jaxmem.analysis.assignment._asynchronous import asynchronous
 from jaxmem.analysis.assignment._flow import Flow, Held, part
 from jaxmem.analysis.assignment._in_place import in_place
+from jaxmem.analysis.hlo._parse import Computation, Instruction, Module
 
 _PASSES_ON = frozenset(("bitcast", "optimization-barrier", "domain", "add-dependency"))
 

@@ -2,7 +2,7 @@
 
 import re
 
-from jaxmem.analysis._hlo import Index, Instruction, Module, parse_aliases
+from jaxmem.analysis.hlo._parse import Index, Instruction, Module, parse_aliases
 
 _MARKED = re.compile(r"output_to_operand_aliasing=\{(.*?\))\}")
 _UPDATES = ("dynamic-update-slice", "scatter")

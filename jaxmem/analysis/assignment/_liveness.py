@@ -2,14 +2,14 @@
 
 import dataclasses
 
-from jaxmem.analysis._hlo import Module, parse_hlo
-from jaxmem.analysis._hlo_types import arrays, leaves, padded_bytes
 from jaxmem.analysis.assignment._flow import Flow
 from jaxmem.analysis.assignment._follow import follow
 from jaxmem.analysis.assignment._heap import Block, pack
 from jaxmem.analysis.assignment._ranges import live_ranges
 from jaxmem.analysis.assignment._records import Allocation, AllocationKind, Assignment, Value
 from jaxmem.analysis.assignment._reuse import move_into_outputs, reuse
+from jaxmem.analysis.hlo._parse import Module, parse_hlo
+from jaxmem.analysis.hlo._types import arrays, leaves, padded_bytes
 
 # Bytes: offsets in the dumps of these compilers are multiples.
 _ALIGNMENT = {"cpu": 64, "gpu": 256, "tpu": 512}

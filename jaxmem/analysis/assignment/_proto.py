@@ -3,12 +3,12 @@
 The message says where each value lies but not when; that comes from the scheduled HLO.
 """
 
-from jaxmem.analysis._hlo import Module
-from jaxmem.analysis._hlo_types import leaves
 from jaxmem.analysis.assignment._follow import follow
 from jaxmem.analysis.assignment._messages import message_class
 from jaxmem.analysis.assignment._ranges import live_ranges
 from jaxmem.analysis.assignment._records import Allocation, AllocationKind, Assignment, Value
+from jaxmem.analysis.hlo._parse import Module
+from jaxmem.analysis.hlo._types import leaves
 
 
 def read_proto(buffer_assignment: bytes, hlo_module: bytes, module: Module) -> Assignment:

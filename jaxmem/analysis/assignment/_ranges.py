@@ -2,8 +2,8 @@
 
 import itertools
 
-from jaxmem.analysis._hlo import Index
 from jaxmem.analysis.assignment._flow import Flow
+from jaxmem.analysis.hlo._parse import Index
 
 
 def live_ranges(flow: Flow) -> dict[tuple[str, Index], tuple[int, int]]:

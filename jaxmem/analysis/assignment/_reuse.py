@@ -3,9 +3,9 @@
 import bisect
 import itertools
 
-from jaxmem.analysis._hlo import Computation, Instruction, Module
 from jaxmem.analysis.assignment._flow import Flow
 from jaxmem.analysis.assignment._heap import Block, overlap
+from jaxmem.analysis.hlo._parse import Computation, Instruction, Module
 
 _ELEMENTWISE = frozenset(
     """abs add and atan2 bitcast bitcast-convert cbrt ceil clamp clz compare complex convert copy cosine divide erf

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jaxmem.analysis._hlo import Module, parse_shape
-from jaxmem.analysis._hlo_loops import trip_count
 from jaxmem.analysis._records import KINDS, Buffer, DonationMiss, Finding, LayerBytes, Loop, Moment, Timeline
 from jaxmem.analysis.assignment import Allocation, Assignment, Value, logical_bytes, padded_bytes
-from jaxmem.analysis.attribution._findings import findings
 from jaxmem.analysis.attribution._frames import Frame, Frames
 from jaxmem.analysis.attribution._graph import Graph
 from jaxmem.analysis.attribution._kinds import Argument, Kinds, program_arguments
 from jaxmem.analysis.attribution._origin import Origin, origin
 from jaxmem.analysis.attribution._scopes import Scope, parse_scope
 from jaxmem.analysis.attribution._timeline import Span, Sweep, sweep
+from jaxmem.analysis.findings import findings
+from jaxmem.analysis.hlo._loops import trip_count
+from jaxmem.analysis.hlo._parse import Module, parse_shape
 
 # Where buffers overlap, the bytes count under the first of these.
 _PRIORITY = sorted(KINDS, key=lambda kind: (kind == "unattributed", kind == "activations", KINDS.index(kind)))

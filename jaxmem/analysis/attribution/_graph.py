@@ -3,7 +3,7 @@
 import functools
 from typing import NamedTuple
 
-from jaxmem.analysis._hlo import Computation, Instruction, Module, computation_names
+from jaxmem.analysis.hlo._parse import Computation, Instruction, Module, computation_names
 
 # Attributes that name called computations, in the order of the operands' use.
 _CALLS = ("calls", "to_apply", "body", "condition", "branch_computations", "true_computation", "false_computation")

@@ -5,10 +5,10 @@ import re
 from collections.abc import Callable
 
 from jaxmem._scopes import ACCUMULATE_SCOPE
-from jaxmem.analysis._hlo import COLLECTIVES, Instruction, Module, parse_shape
 from jaxmem.analysis.attribution._graph import Graph
 from jaxmem.analysis.attribution._origin import Origin
 from jaxmem.analysis.attribution._scopes import Scope
+from jaxmem.analysis.hlo._parse import COLLECTIVES, Instruction, Module, parse_shape
 
 _FLOATS = re.compile(r"^(bf16|f16|f32|f64|f8\w*)\[")
 _SCRATCH = re.compile(r"^[us]8\[\d*\]")

@@ -6,8 +6,8 @@ they hold was computed by an operation of the loop's body, and written into plac
 
 from typing import NamedTuple
 
-from jaxmem.analysis._hlo import Instruction
 from jaxmem.analysis.attribution._graph import Graph
+from jaxmem.analysis.hlo._parse import Instruction
 
 # Pass a value on: its first operand is what was computed.
 _PASSING = frozenset(

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from jaxmem.analysis._units import format_bytes
+from jaxmem._units import format_bytes
 from jaxmem.analysis.oom._records import OomAdvice, OomBuffer, OomExplanation
 
 _SHAPE = re.compile(r"^(\w{1,12})\[([\d,]{0,200})\]$")

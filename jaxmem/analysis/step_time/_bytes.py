@@ -3,8 +3,8 @@
 import re
 from typing import NamedTuple
 
-from jaxmem.analysis._hlo import Computation, Instruction, Module
-from jaxmem.analysis._hlo_types import arrays
+from jaxmem.analysis.hlo._parse import Computation, Instruction, Module
+from jaxmem.analysis.hlo._types import arrays
 
 _DEVICE, _HOST = 0, 5  # the other numbers are on-chip memories, which cost no bandwidth worth counting
 

@@ -3,7 +3,7 @@
 import math
 import re
 
-from jaxmem.analysis._hlo import COLLECTIVES, Computation, Instruction, Module
+from jaxmem.analysis.hlo._parse import COLLECTIVES, Computation, Instruction, Module
 from jaxmem.analysis.step_time._bytes import full_bytes
 
 # What a ring of n devices sends, in shares of (n - 1) / n of the larger of input and output.

@@ -3,9 +3,9 @@
 import dataclasses
 import re
 
-from jaxmem.analysis._hlo import Computation, Instruction, Module, parse_hlo
-from jaxmem.analysis._hlo_loops import trip_count
 from jaxmem.analysis._records import StepTime
+from jaxmem.analysis.hlo._loops import trip_count
+from jaxmem.analysis.hlo._parse import Computation, Instruction, Module, parse_hlo
 from jaxmem.analysis.step_time._bytes import FREE, Traffic, Traffics, started_bytes
 from jaxmem.analysis.step_time._chip import ChipSpeed
 from jaxmem.analysis.step_time._collectives import device_count, is_collective, sent_bytes

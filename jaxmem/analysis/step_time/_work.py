@@ -3,9 +3,9 @@
 import math
 import re
 
-from jaxmem.analysis._hlo import Computation, Instruction, Module
-from jaxmem.analysis._hlo_flops import FlopCounter
-from jaxmem.analysis._hlo_types import arrays
+from jaxmem.analysis.hlo._flops import FlopCounter
+from jaxmem.analysis.hlo._parse import Computation, Instruction, Module
+from jaxmem.analysis.hlo._types import arrays
 from jaxmem.analysis.step_time._bytes import FREE
 from jaxmem.analysis.step_time._chip import ChipSpeed
 

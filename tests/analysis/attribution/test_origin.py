@@ -3,10 +3,10 @@
 
 import pytest
 
-from jaxmem.analysis._hlo import parse_hlo
-from jaxmem.analysis.attribution._findings import is_loop_invariant
 from jaxmem.analysis.attribution._graph import Graph
 from jaxmem.analysis.attribution._origin import origin
+from jaxmem.analysis.findings._invariants import is_loop_invariant
+from jaxmem.analysis.hlo._parse import parse_hlo
 
 HLO = """
 HloModule m, is_scheduled=true

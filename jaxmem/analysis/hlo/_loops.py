@@ -2,7 +2,7 @@
 
 import re
 
-from jaxmem.analysis._hlo import Computation, Instruction, Module
+from jaxmem.analysis.hlo._parse import Computation, Instruction, Module
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _INTEGER = re.compile(r"[su](8|16|32|64)\[\]")

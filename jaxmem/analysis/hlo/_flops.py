@@ -8,9 +8,9 @@ import dataclasses
 import math
 import re
 
-from jaxmem.analysis._hlo import Computation, Instruction, Module, computation_names, parse_hlo
-from jaxmem.analysis._hlo_loops import trip_count
-from jaxmem.analysis._matmul import WindowDimension, convolution_flops, dot_flops
+from jaxmem.analysis.hlo._loops import trip_count
+from jaxmem.analysis.hlo._matmul import WindowDimension, convolution_flops, dot_flops
+from jaxmem.analysis.hlo._parse import Computation, Instruction, Module, computation_names, parse_hlo
 
 # JAX puts this scope on what a checkpoint computes a second time.
 REMAT_SCOPE = "rematted_computation"
