@@ -154,3 +154,12 @@ def kept_arguments(compiled, count: int) -> list[int] | None:
     """
     kept = getattr(getattr(compiled, "_executable", None), "_kept_var_idx", None)
     return sorted(kept) if kept is not None and all(0 <= index < count for index in kept) else None
+
+
+def varying_axes(value) -> frozenset[str]:
+    """The mesh axes that a value of a `jax.shard_map` varies over: of an array, a shape or a type.
+
+    None of them where values are not typed so (`check_vma=False`). The attribute of the types is undocumented.
+    """
+    kind = value if hasattr(value, "manual_axis_type") else jax.typeof(value)
+    return frozenset(getattr(kind.manual_axis_type, "varying", ()))

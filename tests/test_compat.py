@@ -171,3 +171,22 @@ def test_the_objects_of_the_rewrite_are_not_public():
     """When this fails, `prevents_cse` and `checkpoint_name_of` should compare with them (and `remat_p`, `name_p`)."""
     public = {name for module in (primitives, jex, jax.ad_checkpoint) for name in dir(module)}
     assert not {"RematTraced", "CheckpointName", "CheckpointNameFwd"} & public
+
+
+# -- types of values in a shard_map --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_the_axes_that_a_value_varies_over(typed):
+    """When a type says so by a documented name, `varying_axes` should read that."""
+    found = []
+
+    def local(x):
+        found.extend([_compat.varying_axes(x), _compat.varying_axes(jax.eval_shape(jnp.sin, x))])
+        return jnp.sin(x)
+
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+    jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=typed), jnp.ones(8))
+    assert found == [{"data"} if typed else set()] * 2
+    assert _compat.varying_axes(jnp.ones(8)) == set()

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxmem._scopes import ACCUMULATE_SCOPE
 from jaxmem.accumulate import _reduce
+from jaxmem.accumulate._scan import scan
 from jaxmem.accumulate._trace import MicroLoss
 
 
@@ -61,5 +62,5 @@ def add_up(
         _reduce.init_metrics(shapes.metrics),
         _reduce.init_state(state, state_names),
     )
-    (value, grads, metrics, accumulated), _ = jax.lax.scan(body, init, jnp.arange(count))
+    value, grads, metrics, accumulated = scan(body, init, count, shapes)
     return value, grads, metrics, _reduce.finish_state(state, accumulated, state_names, count)

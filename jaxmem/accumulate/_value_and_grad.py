@@ -8,13 +8,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem._scopes import ACCUMULATE_SCOPE
 from jaxmem.accumulate import _reduce
+from jaxmem.accumulate._local import check_local, shard_key, shard_state
 from jaxmem.accumulate._loop import add_up
+from jaxmem.accumulate._shards import Shards, axis_names, check_params, check_rows
 from jaxmem.accumulate._split import Split, micro_batch_count
 from jaxmem.accumulate._trace import TracedLoss, check_differentiable, check_weights
 from jaxmem.accumulate._weights import total_weights, weight_dtype
 from jaxmem.config import float_dtype_name
-from jaxmem.errors import ConfigError, ObjectiveError
+from jaxmem.errors import ObjectiveError
 
 
 @jax.tree_util.register_dataclass
@@ -64,7 +67,13 @@ def value_and_grad(
       batch_axes: pytree prefix of the batch with each leaf's example axis; None passes a leaf whole.
       state_reduction: pytree prefix of `state`: "carry" (micro-batch i + 1 sees what i returned), or, each
         micro-batch seeing the initial state, "mean", "sum" (increments add up), "max" or "last".
-      data_sharding: reserved; anything but None is refused.
+      data_sharding: a NamedSharding of the batch, or names of axes of the mesh that `jax.set_mesh` set: every shard of
+        the batch then accumulates its own gradients, in K micro-batches of its own rows, and these are reduced once,
+        after the loop. Weights and metrics count all shards; a shard's key is `fold_in(rng, shard)`. This equals the
+        plain step for a loss whose rows know nothing of one another and that draws no random numbers; statistics
+        over rows (BatchNorm, in-batch negatives) are a shard's own. Refused: parameters sharded over these axes,
+        collectives in the loss, state that is carried and depends on the rows. Without data_sharding a sharded
+        batch is not moved either, and JAX reduces the gradients of every micro-batch.
       pad: pytree prefix of the batch with fill values, for a B that K does not divide. The objective must
         be weighted, and the fill such that padded rows have weight 0, e.g. labels of -100. `Sum` and `Max`
         metrics see the padded rows too.
@@ -74,7 +83,7 @@ def value_and_grad(
       objective is multiplied by it before, and gradients divided by it after, differentiation.
 
     Raises:
-      BatchError, IntegerParameterError, ObjectiveError, DifferentiableWeight, MetricError, StateError:
+      BatchError, ConfigError, IntegerParameterError, ObjectiveError, DifferentiableWeight, MetricError, StateError:
         when `fn` is traced; each names the leaf.
 
     >>> import jax.numpy as jnp
@@ -86,55 +95,23 @@ def value_and_grad(
     Array(8.666667, dtype=float32)
     """
     num_micro_batches = micro_batch_count(num_micro_batches)
-    if data_sharding is not None:
-        raise ConfigError(
-            wanted="data_sharding=None: this version of jaxmem does not accumulate per shard",
-            got=repr(data_sharding),
-            do="Leave data_sharding out; a sharded batch is still not moved.",
-        )
+    if data_sharding is not None and not isinstance(data_sharding, jax.sharding.NamedSharding):
+        data_sharding = axis_names(data_sharding)
     accumulator_dtype = jnp.dtype(float_dtype_name(accumulator_dtype, "accumulator_dtype"))
 
     def fn(params, batch, *, rng=None, state=None, loss_scale=None) -> Gradients:
         check_differentiable(params)
-        split = Split.of(batch, num_micro_batches, batch_axes=batch_axes, pad=pad)
         names = _reduce.state_reductions(state_reduction, state)
-        batch = split.pad(batch)
-        take = functools.partial(split.take_padded, batch)
-        key_of = _micro_key(rng, num_micro_batches)
-        traced = TracedLoss.of(loss_fn, params, take(0), key_of(0), state)
-        check_weights(traced)
-        if split.padded:
-            _check_paddable(traced, split)
+        shards = Shards.of(data_sharding, batch_axes)
+        whole = Split.of(batch, 1, batch_axes=batch_axes, pad=pad)
+        if shards.count > 1:
+            check_rows(shards, whole, num_micro_batches)
+            check_params(shards, params)
 
-        if num_micro_batches == 1:
-            totals = None
-        else:
-            carried = jax.tree.map(lambda name: name == "carry", names)
-            totals = total_weights(traced, params, state, take, key_of, num_micro_batches, carried)
+        def of_shard(batch, index, params, rng, state, loss_scale):
+            return accumulate(shards, names, params, batch, index, rng, state, loss_scale)
 
-        def objective(params, batch, key, state):
-            micro = traced(params, batch, key, state)
-            value = _combine(micro.terms, totals, num_micro_batches)
-            return value if loss_scale is None else value * loss_scale, (value, micro)
-
-        if num_micro_batches == 1:
-            (_, (value, micro)), grads = jax.value_and_grad(objective, has_aux=True)(params, take(0), key_of(0), state)
-            metrics = _reduce.add_metrics(_reduce.init_metrics(traced.out_shapes.metrics), micro.metrics)
-            new_state = micro.state
-            weights = [None if t.weight is None else t.weight.astype(weight_dtype(t)) for t in micro.terms]
-        else:
-            value, grads, metrics, new_state = add_up(
-                objective,
-                params,
-                state,
-                take=take,
-                key_of=key_of,
-                count=num_micro_batches,
-                shapes=traced.out_shapes,
-                state_names=names,
-                accumulator_dtype=accumulator_dtype,
-            )
-            weights = totals or []
+        value, grads, metrics, new_state, weights = shards.map(of_shard, batch, whole, params, rng, state, loss_scale)
         if loss_scale is not None:
             # In a wide dtype: a scale of 2**16 is infinite in float16, and a gradient divided by it 0.
             grads = jax.tree.map(lambda g: _divide(g.astype(_reduce.sum_dtype(g.dtype)), loss_scale), grads)
@@ -148,21 +125,78 @@ def value_and_grad(
             finite=jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in (value, *jax.tree.leaves(grads))])),
         )
 
+    def accumulate(shards: Shards, names, params, batch, index, rng, state, loss_scale):
+        """Value, gradients, metrics, state and weights of one shard's rows, reduced over the shards."""
+        split = Split.of(batch, num_micro_batches, batch_axes=batch_axes, pad=pad)
+        batch = split.pad(batch)
+        take = functools.partial(split.take_padded, batch)
+        key_of = _micro_key(shard_key(rng, index), num_micro_batches)
+        traced = TracedLoss.of(loss_fn, params, take(0), key_of(0), state)
+        check_weights(traced)
+        if split.padded:
+            _check_paddable(traced, split)
+        if shards.count > 1:
+            check_local(traced, state, names, shards)
+        given, state = state, shard_state(state, index)
+
+        parts = num_micro_batches * shards.count
+        if parts == 1:
+            totals = None
+        else:
+            carried = jax.tree.map(lambda name: name == "carry", names)
+            totals = shards.add(total_weights(traced, params, state, take, key_of, num_micro_batches, carried))
+
+        def objective(params, batch, key, state):
+            micro = traced(params, batch, key, state)
+            value = _combine(micro.terms, totals, parts)
+            return value if loss_scale is None else value * loss_scale, (value, micro)
+
+        if num_micro_batches == 1:
+            (_, (value, micro)), grads = jax.value_and_grad(objective, has_aux=True)(params, take(0), key_of(0), state)
+            metrics = _reduce.add_metrics(_reduce.init_metrics(traced.out_shapes.metrics), micro.metrics)
+            new_state = micro.state
+            own = [None if t.weight is None else t.weight.astype(weight_dtype(t)) for t in micro.terms]
+            weights = own if totals is None else totals
+        else:
+            value, grads, metrics, new_state = add_up(
+                objective,
+                params,
+                state,
+                take=take,
+                key_of=key_of,
+                count=num_micro_batches,
+                shapes=traced.out_shapes,
+                state_names=names,
+                accumulator_dtype=accumulator_dtype,
+            )
+            weights = totals or []
+        if shards.count > 1:
+            grads = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, accumulator_dtype)), grads)
+        with jax.named_scope(ACCUMULATE_SCOPE):
+            value, grads = shards.add((value, grads))
+        return (
+            value,
+            grads,
+            shards.reduce_metrics(metrics),
+            shards.reduce_state(given, new_state, names),
+            weights,
+        )
+
     # Not functools.wraps: the signature must stay fn's own, which jax.jit reads for donate_argnames.
     fn.__name__ = fn.__qualname__ = getattr(loss_fn, "__name__", "loss")
     return fn
 
 
-def _combine(terms, totals, num_micro_batches: int):
-    """One micro-batch's share of the objective, in at least float32."""
+def _combine(terms, totals, parts: int):
+    """The share of the objective that one of `parts` micro-batches has, in at least float32."""
     value = 0.0
     for i, term in enumerate(terms):
         total = term.total.astype(_reduce.sum_dtype(term.total.dtype))
         if term.rule == "weighted":
             # A custom rule may return total and weight together; it must not see a gradient of the weight.
             total = _reduce.mean(total, jax.lax.stop_gradient(term.weight) if totals is None else totals[i])
-        elif term.rule == "mean" and num_micro_batches > 1:
-            total = total / num_micro_batches
+        elif term.rule == "mean" and parts > 1:
+            total = total / parts
         value = value + term.factor.astype(total.dtype) * total
     return value
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from jaxmem.accumulate._scan import scan
 from jaxmem.accumulate._trace import TracedLoss
 
 
@@ -42,13 +43,13 @@ def total_weights(traced: TracedLoss, params, state, take, key_of, num_micro_bat
             state = jax.tree.map(lambda old, new, carry: new if carry else old, state, new_state, carried)
             return (_add(totals, new), state), None
 
-        totals, _ = jax.lax.scan(add_and_carry, (_zeros(dtypes), state), jnp.arange(num_micro_batches))[0]
+        totals, _ = scan(add_and_carry, (_zeros(dtypes), state), num_micro_batches, traced.out_shapes)
     elif any(jax.tree.leaves((batch_needs, rng_needs))):
 
         def add(totals, i):
             return _add(totals, of_micro_batch(i, state)), None
 
-        totals, _ = jax.lax.scan(add, _zeros(dtypes), jnp.arange(num_micro_batches))
+        totals = scan(add, _zeros(dtypes), num_micro_batches, traced.out_shapes)
     else:  # the same for every micro-batch
         weights_of_one = zip(of_micro_batch(0, state), dtypes, strict=True)
         totals = [weight.astype(dtype) * num_micro_batches for weight, dtype in weights_of_one]

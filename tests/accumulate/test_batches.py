@@ -150,11 +150,6 @@ def test_k_is_a_whole_number(k):
         micro_batch(jnp.ones(4), 0, k)
 
 
-def test_data_sharding_is_refused_for_now():
-    with pytest.raises(ConfigError, match="data_sharding=None"):
-        value_and_grad(mean_loss, 2, data_sharding="data")
-
-
 def test_a_loss_runs_its_python_code_once():
     calls = []
 

@@ -1,0 +1,226 @@
+"""Local accumulation: every shard of a batch adds up its own gradients, which are reduced once."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxmem.accumulate import _reduce
+from jaxmem.accumulate._split import Split
+from jaxmem.errors import BatchError, ConfigError
+from jaxmem.objective import Max, Sum, WeightedMean
+from jaxmem.workload import path_string
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shards:
+    """The mesh axes that a batch is sharded over, and the reductions between its shards.
+
+    Args:
+      axes: their names; none where the batch is accumulated as a whole.
+      count: of shards.
+      mesh: None for the one that is set.
+    """
+
+    axes: tuple[str, ...] = ()
+    count: int = 1
+    mesh: Any = None
+
+    @classmethod
+    def of(cls, data_sharding: Any, batch_axes: Any) -> "Shards":
+        """The shards that a NamedSharding of the batch, or names of axes of the mesh that is set, speak of.
+
+        Raises:
+          ConfigError: no mesh, no such axis, axes that are manual already, or a sharding that leaves the example
+            axis whole.
+        """
+        if data_sharding is None:
+            return cls()
+        current = jax.sharding.get_abstract_mesh()
+        if isinstance(data_sharding, NamedSharding):
+            mesh, axes = data_sharding.mesh, _example_axes(data_sharding, batch_axes)
+            if dict(current.shape) == dict(mesh.shape):
+                mesh = None  # that of a target, where the step is compiled for one
+        else:
+            mesh, axes = None, axis_names(data_sharding)
+        shape = dict((current if mesh is None else mesh).shape)
+        missing = [name for name in axes if name not in shape]
+        if missing:
+            raise ConfigError(
+                wanted=f"data_sharding to name axes of the mesh ({', '.join(shape) or 'none is set'})",
+                got=", ".join(map(repr, missing)),
+                do="Pass a NamedSharding of the batch, or call within jax.set_mesh(mesh).",
+            )
+        manual = [name for name in axes if name in current.manual_axes]
+        if manual:
+            raise ConfigError(
+                wanted="data_sharding over axes that no shard_map around this call has taken",
+                got=f"{', '.join(map(repr, manual))} within a shard_map",
+                do="Leave the shard_map out, or leave data_sharding out and reduce the gradients after the call.",
+            )
+        count = 1
+        for name in axes:
+            count *= shape[name]
+        return cls(axes=axes, count=count, mesh=mesh) if count > 1 else cls()
+
+    # -- reductions, within `map` ------------------------------------------------------------------
+
+    def add(self, tree: Any) -> Any:
+        """Every leaf summed over the shards."""
+        return jax.lax.psum(tree, self.axes) if self.count > 1 else tree
+
+    def reduce_metrics(self, accumulated: Any) -> Any:
+        """Accumulators of metrics, each over all shards by its kind; a `Last` is the same on all of them."""
+        if self.count == 1:
+            return accumulated
+
+        def reduce(metric):
+            if isinstance(metric, (WeightedMean, Sum)):
+                return self.add(metric)
+            return jax.tree.map(self._max, metric) if isinstance(metric, Max) else metric
+
+        return jax.tree.map(reduce, accumulated, is_leaf=_reduce.is_metric)
+
+    def reduce_state(self, start: Any, state: Any, names: Any) -> Any:
+        """The states that the shards came to, combined by the reduction of each leaf; a key stays what it was."""
+        if self.count == 1:
+            return state
+
+        def reduce(start, leaf, name):
+            if is_key(leaf):
+                return start
+            if name in ("carry", "last"):  # the same on every shard
+                return leaf
+            if name == "max":
+                return self._max(leaf)
+            wide = leaf.astype(_reduce.sum_dtype(leaf.dtype))
+            if name == "mean":
+                return (self.add(wide) / self.count).astype(leaf.dtype)
+            begun = jnp.asarray(start, wide.dtype)
+            return (begun + self.add(wide - begun)).astype(leaf.dtype)
+
+        return jax.tree.map(reduce, start, state, names)
+
+    def _max(self, leaf):
+        return jax.lax.pmax(leaf, self.axes)
+
+    # -- running on every shard --------------------------------------------------------------------
+
+    def map(self, fn: Callable, batch: Any, split: Split, *rest: Any) -> Any:
+        """`fn(batch, index, *rest)` on every shard: its own rows, its index, and the rest whole.
+
+        Axes other than those of the batch are left to the compiler. What `fn` returns must be the same on all shards.
+
+        Args:
+          split: of the whole batch.
+        """
+        if self.count == 1:
+            return fn(batch, None, *rest)
+        leaves, tree = jax.tree.flatten(batch, is_leaf=lambda x: x is None)
+        specs = [PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, self._entry) for axis in split.axes]
+        index = jnp.arange(self.count, dtype=jnp.uint32)
+        if self._explicit:
+            leaves = [self._reshard(leaf, axis) for leaf, axis in zip(leaves, split.axes, strict=True)]
+            index = jax.sharding.reshard(index, NamedSharding(self._mesh, PartitionSpec(self._entry)))
+
+        def on_shard(leaves, index, rest):
+            return fn(tree.unflatten(leaves), index[0], *rest)
+
+        # Values are not typed by the axes they vary over: a loss that starts a scan from zeros would not trace then.
+        # Gradients are local because they are taken within.
+        mapped = jax.shard_map(
+            on_shard,
+            mesh=self.mesh,
+            in_specs=(specs, PartitionSpec(self._entry), PartitionSpec()),
+            out_specs=PartitionSpec(),
+            axis_names=set(self.axes),
+            check_vma=False,
+        )
+        return jax.jit(mapped)(leaves, index, rest)  # called by itself, it could leave no axis to the compiler
+
+    @property
+    def _entry(self) -> Any:
+        return self.axes[0] if len(self.axes) == 1 else self.axes
+
+    @property
+    def _mesh(self) -> Any:
+        return jax.sharding.get_abstract_mesh() if self.mesh is None else self.mesh
+
+    @property
+    def _explicit(self) -> bool:
+        types = dict(zip(self._mesh.axis_names, self._mesh.axis_types, strict=True))
+        return any(types[name] == AxisType.Explicit for name in self.axes)
+
+    def _reshard(self, leaf: Any, axis: int | None) -> Any:
+        """A leaf whose type says that its rows are sharded; those of a whole leaf are taken apart without moving."""
+        if leaf is None or axis is None:
+            return leaf
+        spec = list(getattr(jax.typeof(leaf).sharding, "spec", ()))
+        spec += [None] * (axis + 1 - len(spec))
+        if spec[axis] not in (None, self._entry):
+            raise BatchError(
+                wanted=f"a batch whose rows are sharded over {self._entry!r}",
+                got=f"rows sharded over {spec[axis]!r}",
+                do="Give the batch the sharding that data_sharding names.",
+            )
+        spec[axis] = self._entry
+        return jax.sharding.reshard(leaf, NamedSharding(self._mesh, PartitionSpec(*spec)))
+
+
+def check_rows(shards: Shards, split: Split, num_micro_batches: int) -> None:
+    """BatchError unless every shard gets equally many rows, and as many as micro-batches want."""
+    each = shards.count * (1 if any(fill is not None for fill in split.fills) else num_micro_batches)
+    if split.size % each:
+        raise BatchError(
+            wanted=f"a batch that shards x micro-batches ({shards.count} x {num_micro_batches}) divide",
+            got=f"B={split.size} rows",
+            do=f"Use a batch size that is a multiple of {each}, or fewer micro-batches.",
+        )
+
+
+def check_params(shards: Shards, params: Any) -> None:
+    """ConfigError for a parameter that is known to be sharded over the axes of the batch."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        own = jax.typeof(leaf) if isinstance(leaf, Tracer) else leaf
+        spec = getattr(getattr(own, "sharding", None), "spec", ())
+        taken = [name for entry in spec for name in axis_names(entry or ()) if name in shards.axes]
+        if taken:
+            raise ConfigError(
+                wanted="parameters that every shard of the batch holds whole, to accumulate their gradients locally",
+                got=f"{path_string(path, root='params')} sharded over {', '.join(map(repr, taken))}",
+                do="Reduce every micro-batch: leave data_sharding out, or set gradient_reduction='each'.",
+            )
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether it is a typed PRNG key, or an array of them."""
+    return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+
+
+def axis_names(value: Any) -> tuple[str, ...]:
+    """Names of mesh axes, one or several; ConfigError for anything else."""
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            wanted="data_sharding to be a NamedSharding of the batch, or names of mesh axes",
+            got=repr(value),
+            do='For example data_sharding="data" within jax.set_mesh(mesh).',
+        )
+    return tuple(names)
+
+
+def _example_axes(sharding: NamedSharding, batch_axes: Any) -> tuple[str, ...]:
+    """Names of the mesh axes that the rows are sharded over."""
+    sharded = [axis for axis, entry in enumerate(sharding.spec) if entry is not None]
+    axis = batch_axes if isinstance(batch_axes, int) else sharded[0] if len(sharded) == 1 else None
+    if axis not in sharded:
+        raise ConfigError(
+            wanted="data_sharding to shard the batch along its example axis",
+            got=f"{sharding.spec} with batch_axes={batch_axes!r}",
+            do='Pass for example NamedSharding(mesh, PartitionSpec("data")), or the names of the axes.',
+        )
+    return axis_names(sharding.spec[axis])
