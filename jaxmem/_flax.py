@@ -1,6 +1,7 @@
 """Flax modules as the fields of a `Workload`: a pure loss, parameters and state."""
 
 import dataclasses
+import sys
 from typing import Any, cast
 
 import jax
@@ -86,6 +87,12 @@ def nnx_fields(model, loss_fn, wrt) -> dict:
         return _with_state(output, split(model)[2])
 
     return {"loss_fn": _declare_memory(loss, declares(loss_fn, "memory")), "params": params, "state": state}
+
+
+def is_rng_state(x) -> bool:
+    """Whether it is the key or the count of an nnx stream of random numbers."""
+    nnx = sys.modules.get("flax.nnx")  # where nobody has imported it, there is none
+    return nnx is not None and isinstance(x, nnx.RngState)
 
 
 def _zeros_like(x):

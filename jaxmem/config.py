@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem.errors import ConfigError
+from jaxmem.loss_scale import DynamicLossScale, as_loss_scale
 from jaxmem.policy import Policy, as_policy, shortest
 
 CONFIG_VERSION = 1
@@ -24,10 +25,16 @@ class Precision:
       output: the loss and the metrics that a step returns; None leaves them in what they are summed in, at least
         float32.
       accumulator: gradient accumulators; None takes `MemoryConfig.accumulator_dtype`.
-      loss_scale: reserved for float16; anything but None is refused.
+      loss_scale: what the objective is multiplied by and its gradients are divided by: a number, "dynamic", or a
+        `DynamicLossScale`. None is "dynamic" where computing in float16, whose small gradients would be 0, and no
+        scale elsewhere. With a scale, be it 1, a window whose loss or gradients are not finite is skipped.
 
-    >>> Precision(compute="bfloat16").compute
-    'bfloat16'
+    Raises:
+      ConfigError: on a value that cannot be honoured.
+
+    >>> Precision(compute="bfloat16").loss_scale
+    >>> Precision(compute="float16").loss_scale
+    DynamicLossScale(initial=32768.0, growth_interval=2000, factor=2.0, min=1.0, max=16777216.0)
     """
 
     params: str | None = None
@@ -41,12 +48,7 @@ class Precision:
             value = getattr(self, name)
             if value is not None or name == "compute":
                 object.__setattr__(self, name, float_dtype_name(value, f"precision.{name}"))
-        if self.loss_scale is not None:
-            raise ConfigError(
-                wanted="precision.loss_scale=None: this version of jaxmem does not scale losses",
-                got=repr(self.loss_scale),
-                do='Use compute="bfloat16", which needs no loss scale.',
-            )
+        object.__setattr__(self, "loss_scale", as_loss_scale(self.loss_scale, self.compute))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,8 @@ class MemoryConfig:
       remat: what each block keeps, a `Policy` or a preset's name: "none" (every residual), "full"
         (nothing inside a block), "dots" (outputs of matrix products), "dots_no_batch" (those without
         batch dimensions), or one of MaxText's, such as "minimal", which go by names in the model.
-      precision: compute dtype name, or a `Precision`. Master parameters keep their dtype.
+      precision: compute dtype name, or a `Precision`. Master parameters keep their dtype; "float16" brings a dynamic
+        loss scale.
       zero: reserved; only 0.
       offload: reserved; only ().
 
@@ -153,8 +156,11 @@ class MemoryConfig:
                 got=f"version {version!r}",
                 do="Write it again with this version of jaxmem.",
             )
-        if isinstance(fields.get("precision"), dict):
-            fields["precision"] = _from_fields(Precision, fields["precision"])
+        precision = fields.get("precision")
+        if isinstance(precision, dict):
+            if isinstance(precision.get("loss_scale"), dict):
+                precision["loss_scale"] = _from_fields(DynamicLossScale, precision["loss_scale"])
+            fields["precision"] = _from_fields(Precision, precision)
         if isinstance(fields.get("remat"), dict):
             fields["remat"] = Policy.from_fields(fields["remat"])
         return _from_fields(cls, fields)

@@ -93,6 +93,10 @@ class NonFiniteError(InputError):
     """Training produced a NaN or an infinity."""
 
 
+class TooManySkippedWindows(NonFiniteError):
+    """Window after window was skipped, as its loss or gradients were not finite; no loss scale mends that."""
+
+
 class FileLoadError(InputError):
     """A FILE[:FUNCTION] that cannot be loaded as a `Workload`."""
 

@@ -13,10 +13,16 @@ from hypothesis import strategies as st
 from jaxmem import MemoryConfig, Precision
 from jaxmem.config import Memory
 from jaxmem.errors import ConfigError, InputError, UnknownPolicyError
+from jaxmem.loss_scale import DynamicLossScale
 
 FLOATS = st.sampled_from(["float32", "bfloat16", "float16", "float64"])
 PRECISIONS = st.builds(
-    Precision, params=st.none() | FLOATS, compute=FLOATS, output=st.just("float32"), accumulator=st.none() | FLOATS
+    Precision,
+    params=st.none() | FLOATS,
+    compute=FLOATS,
+    output=st.just("float32"),
+    accumulator=st.none() | FLOATS,
+    loss_scale=st.sampled_from([None, "dynamic", 2.0**10, DynamicLossScale(initial=4, max=8)]),
 )
 CONFIGS = st.builds(
     MemoryConfig,
@@ -112,11 +118,6 @@ def test_precision_takes_floating_dtypes_only(name):
     for bad in ("int8", "complex64", "bf16", object()):
         with pytest.raises(ConfigError, match=f"precision.{name} to be a floating dtype"):
             Precision(**{name: bad})
-
-
-def test_loss_scaling_is_refused_for_now():
-    with pytest.raises(ConfigError, match="loss_scale=None"):
-        Precision(loss_scale=2.0**15)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ BASE = frozenset(
         "objective",
         "workload",
         "config",
+        "loss_scale",
         "policy",
         "_compat",
         "_flax",

@@ -42,7 +42,12 @@ AccumulationSteps = Annotated[
 ]
 PrecisionName = Annotated[
     str | None,
-    typer.Option("--precision", metavar="DTYPE", help="Compute dtype: float32 or bfloat16.", show_default=False),
+    typer.Option(
+        "--precision",
+        metavar="DTYPE",
+        help="Compute dtype: float32, bfloat16, or float16 with a dynamic loss scale.",
+        show_default=False,
+    ),
 ]
 Remat = Annotated[
     str | None,

@@ -1,7 +1,19 @@
 """Mixed precision: compute in a narrow dtype, keep master parameters and sums in a wide one."""
 
+from jaxmem.loss_scale import DynamicLossScale as DynamicLossScale
 from jaxmem.precision._cast import cast_floating as cast_floating
 from jaxmem.precision._cast import compute_in as compute_in
 from jaxmem.precision._cast import uses_dtype as uses_dtype
+from jaxmem.precision._loss_scale import LossScaleState as LossScaleState
+from jaxmem.precision._loss_scale import next_loss_scale as next_loss_scale
+from jaxmem.precision._loss_scale import start_loss_scale as start_loss_scale
 
-__all__ = ["cast_floating", "compute_in", "uses_dtype"]
+__all__ = [
+    "DynamicLossScale",
+    "LossScaleState",
+    "cast_floating",
+    "compute_in",
+    "next_loss_scale",
+    "start_loss_scale",
+    "uses_dtype",
+]

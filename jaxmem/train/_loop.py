@@ -10,13 +10,16 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxmem.errors import InputError, MetricError, NonFiniteError, WorkloadError
+from jaxmem.errors import InputError, MetricError, NonFiniteError, TooManySkippedWindows, WorkloadError
 from jaxmem.train._loop_io import Interrupts, MetricsFile, ProgressBar
 from jaxmem.workload import path_string
 
 # Windows dispatched ahead of the device. Each holds its batch in device memory, and Ctrl-C waits for
 # all of them; a few are enough to keep the device busy.
 WINDOWS_IN_FLIGHT = 4
+# In a row. From its default maximum, 2**24, a loss scale is halved 24 times until it is 1: what still overflows after
+# twice as many windows is not the scale's doing.
+MAX_SKIPPED = 50
 RESERVED_METRICS = ("step", "window", "seconds")
 
 
@@ -47,6 +50,7 @@ def train_loop(
     metrics_path: str | None = None,
     progress: bool = True,
     on_metrics: Callable[[dict], None] | None = None,
+    max_skipped: int = MAX_SKIPPED,
 ):
     """Trains `num_steps` windows from `state` and returns the new state; `state` itself is donated.
 
@@ -63,12 +67,16 @@ def train_loop(
       num_steps: how many windows to train in this call.
       log_every: windows between two readings of metrics.
       metrics_path: file for one JSON line a reading: step, window, loss, every metric, seconds since
-        the loop began. An infinite metric is written as null. A state past its first window appends.
+        the loop began. An infinite metric is written as null, and so is NaN in a window that was skipped for it.
+        A state past its first window appends.
       progress: whether to show a progress bar, on stderr and on a terminal only.
       on_metrics: called with each record.
+      max_skipped: how many windows in a row a step with a loss scale may skip, looked at where metrics are read.
 
     Raises:
-      NonFiniteError: the loss is NaN or infinite, or another metric is NaN; that window is not logged.
+      NonFiniteError: the loss is NaN or infinite, or another metric is NaN, in a window that was not skipped for
+        it; that window is not logged.
+      TooManySkippedWindows: more than `max_skipped` in a row.
       WorkloadError: no data, or an iterable without a single batch.
 
     >>> import jax.numpy as jnp, optax, jaxmem
@@ -88,14 +96,24 @@ def train_loop(
         metrics_path=metrics_path,
         progress=progress,
         on_metrics=on_metrics,
+        max_skipped=max_skipped,
     ).state
 
 
 def run_loop(
-    step, state, data, num_steps: int, *, log_every=10, metrics_path=None, progress=True, on_metrics=None
+    step,
+    state,
+    data,
+    num_steps: int,
+    *,
+    log_every=10,
+    metrics_path=None,
+    progress=True,
+    on_metrics=None,
+    max_skipped=MAX_SKIPPED,
 ) -> LoopResult:
     """`train_loop`, saying also how it ended."""
-    _check_counts(num_steps=num_steps, log_every=log_every)
+    _check_counts(num_steps=num_steps, log_every=log_every, max_skipped=max_skipped)
     first = int(state.window)
     batches = _batches(data, first, num_steps)
     stopped, record, metrics = "data ended", {}, None
@@ -106,7 +124,8 @@ def run_loop(
         MetricsFile(metrics_path, append=first > 0) as log,
         Interrupts() as interrupts,
     ):
-        readings = _Readings(started=time.perf_counter(), first=first, sinks=(log.write, bar.show, on_metrics))
+        sinks = (log.write, bar.show, on_metrics)
+        readings = _Readings(started=time.perf_counter(), first=first, sinks=sinks, max_skipped=max_skipped)
         for window, batch in enumerate(batches, start=first):
             state, metrics = step(state, batch)
             bar.advance()
@@ -143,8 +162,8 @@ def run_loop(
 class _Readings:
     """Reads metrics from the device, checks them and hands them on."""
 
-    def __init__(self, *, started: float, first: int, sinks):
-        self._started = started
+    def __init__(self, *, started: float, first: int, sinks, max_skipped: int):
+        self._started, self._max_skipped = started, max_skipped
         self._sinks = [sink for sink in sinks if sink is not None]
         self._finite_window: int | None = None
         self._first = first
@@ -158,17 +177,21 @@ class _Readings:
                 got=", ".join(map(repr, taken)),
                 do="Rename them in the LossOutput.",
             )
-        step_count, values = jax.device_get((state.step, dict(metrics)))
+        step_count, scaling, values = jax.device_get((state.step, getattr(state, "loss_scale", None), dict(metrics)))
         values = {path_string(path): value for path, value in jax.tree_util.tree_leaves_with_path(values)}
         seconds = time.perf_counter() - self._started
         # jit returns a dict in the order of its keys; the loss goes first, and is the first to be blamed.
         names = sorted(values, key=lambda name: name != "loss")
         numbers = {name: _number(values[name]) for name in names}
-        self._check_finite(numbers, int(step_count), window)
+        skipped = 0 if scaling is None else int(scaling.skipped_in_a_row)
+        if scaling is not None and skipped > self._max_skipped:
+            raise _too_many(skipped, float(scaling.scale), int(step_count), window)
+        if not skipped:
+            self._check_finite(numbers, int(step_count), window)
+            self._finite_window = window
         record = {"step": int(step_count), "window": window, **numbers, "seconds": seconds}
         for sink in self._sinks:
             sink(record)
-        self._finite_window = window
         return record
 
     def _check_finite(self, numbers: dict[str, Any], step_count: int, window: int):
@@ -192,6 +215,16 @@ class _Readings:
             raise NonFiniteError(
                 wanted=f"a finite {name}", got=f"{kind} in {name!r} at step {step_count} (window {window})", do=cure
             )
+
+
+def _too_many(skipped: int, scale: float, step_count: int, window: int) -> TooManySkippedWindows:
+    return TooManySkippedWindows(
+        wanted="a window now and then whose loss and gradients are finite",
+        got=f"{skipped} skipped in a row at step {step_count} (window {window}), the loss scale down to {scale:g}",
+        do="Gradients overflow whatever the scale, or a static one is too large. Look for NaN in the parameters, and "
+        "for values beyond 65504 in the batch, which float16 cannot hold; sum and normalise in float32; or compute in "
+        "bfloat16, which has float32's range.",
+    )
 
 
 def _number(value):

@@ -130,10 +130,21 @@ class ProgressBar:
             self._task,
             completed=done,
             description="training",
-            loss="" if loss is None else f"loss {loss:.4g}",
+            loss="" if loss is None else f"loss {loss:.4g}{_scaling(record)}",
             rate="" if rate is None else f"{rate:.3g} steps/s",
             left="" if not rate else f"{_clock((self._total - done) / rate)} left",
         )
+
+
+def _scaling(record: dict) -> str:
+    """The loss scale and the windows skipped, where the step scales its loss.
+
+    >>> _scaling({"loss": 1.0, "loss_scale": 32768.0, "skipped": 2.0})
+    ', scale 32768, 2 skipped'
+    """
+    if not {"loss_scale", "skipped"} <= set(record):
+        return ""
+    return f", scale {record['loss_scale']:g}" + (f", {record['skipped']:g} skipped" if record["skipped"] else "")
 
 
 def _clock(seconds: float) -> str:

@@ -12,14 +12,14 @@ class TrainState:
     """A pytree that a step takes (and donates) and returns.
 
     Args:
-      step: int32 scalar, optimizer steps taken.
+      step: int32 scalar, optimizer steps taken; a skipped window is none.
       window: int32 scalar, batches consumed; data and RNG are indexed by it.
       skipped: int32 scalar, windows that took no optimizer step.
-      last_finite: bool scalar, whether the last window's objective was finite.
+      last_finite: bool scalar, whether the last window's objective was finite; with a loss scale, also its gradients.
       params: all parameters, trainable and frozen.
       opt_state: optimizer state of the trainable parameters.
       state: model state (BatchNorm statistics, RNG counts), or None.
-      loss_scale: reserved, None.
+      loss_scale: a `LossScaleState`, None where the config scales nothing.
       rng: PRNG key; window w uses `fold_in(rng, w)`.
     """
 

@@ -11,16 +11,12 @@ import optax
 from jaxmem import accumulate, precision, remat
 from jaxmem._scopes import OPTIMIZER_SCOPE
 from jaxmem.config import MemoryConfig
-from jaxmem.errors import (
-    ConfigError,
-    MetricError,
-    RematWarning,
-    WorkloadError,
-)
+from jaxmem.errors import ConfigError, RematWarning, WorkloadError
 from jaxmem.policy import Policy
 from jaxmem.targets import Target, compile_lowered, on_target, place, resolve_target
 from jaxmem.train._loss import check_precision, check_widths, configured_loss, merge, partition
 from jaxmem.train._remat import compare_residuals, examine_step
+from jaxmem.train._skip import check_metric_names, current_scale, scaling_metrics, skip_unless
 from jaxmem.train._state import TrainState
 from jaxmem.workload import Workload, check_key, is_creator, path_string
 
@@ -221,6 +217,7 @@ class TrainStep:
         if self.config.dtypes.params is not None:
             params = precision.cast_floating(params, self.config.dtypes.params)
         trainable, _ = partition(params, self.workload.trainable)
+        scaling = self.config.dtypes.loss_scale
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             window=jnp.zeros((), jnp.int32),
@@ -229,7 +226,7 @@ class TrainStep:
             params=params,
             opt_state=self.workload.optimizer.init(trainable),
             state=state,
-            loss_scale=None,
+            loss_scale=None if scaling is None else precision.start_loss_scale(scaling),
             rng=rng,
         )
 
@@ -237,12 +234,13 @@ class TrainStep:
         trainable, frozen = partition(state.params, self.workload.trainable)
         check_precision(self.workload, self.config, state, batch)
         self._check_remat()
+        scale = current_scale(state, self.config)
         out = accumulate.value_and_grad(
             self.loss(frozen),
             self.config.accumulation_steps,
             accumulator_dtype=self.config.dtypes.accumulator,
             batch_axes=self.workload.batch_axes,
-        )(trainable, batch, rng=jax.random.fold_in(state.rng, state.window), state=state.state)
+        )(trainable, batch, rng=jax.random.fold_in(state.rng, state.window), state=state.state, loss_scale=scale)
         # Optimizers that adapt to the loss (optax.contrib.reduce_on_plateau, …) take it as `value`; others ignore it.
         update = optax.with_extra_args_support(self.workload.optimizer).update
         with jax.named_scope(OPTIMIZER_SCOPE):
@@ -259,16 +257,14 @@ class TrainStep:
             loss_scale=None,
             rng=state.rng,
         )
-        metrics = dict(out.metrics)
-        if "loss" in metrics:
-            raise MetricError(
-                wanted="metrics named otherwise than 'loss', which holds the objective",
-                got="a metric named 'loss'",
-                do="Rename it.",
-            )
-        metrics = {"loss": out.value, **metrics}
-        output = self.config.dtypes.output
-        return new, metrics if output is None else precision.cast_floating(metrics, output)
+        if scale is not None:
+            with jax.named_scope(OPTIMIZER_SCOPE):
+                new = skip_unless(out.finite, new, state, self.config)
+        check_metric_names(out.metrics, self.config)
+        metrics = {"loss": out.value, **out.metrics}
+        if self.config.dtypes.output is not None:
+            metrics = precision.cast_floating(metrics, self.config.dtypes.output)
+        return new, {**metrics, **scaling_metrics(new, scale)}
 
     def loss(self, frozen=None, *, checkpoint=remat.checkpoint_unchecked):
         """`configured_loss` of this step's workload and config."""

@@ -1,0 +1,71 @@
+"""The running loss scale of a training state, and what a window makes of it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem.loss_scale import DynamicLossScale
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossScaleState:
+    """What changes of a loss scale: a pytree of three arrays. How it changes is the config's, and is not stored here.
+
+    Args:
+      scale: float32 scalar, by which the next window's objective is multiplied.
+      good_windows: int32 scalar, finite windows since the scale last changed.
+      skipped_in_a_row: int32 scalar, windows skipped since the last finite one.
+    """
+
+    scale: jax.Array
+    good_windows: jax.Array
+    skipped_in_a_row: jax.Array
+
+
+def start_loss_scale(spec: float | DynamicLossScale) -> LossScaleState:
+    """The state before the first window.
+
+    Args:
+      spec: how it changes; a number never does.
+
+    >>> float(start_loss_scale(DynamicLossScale()).scale)
+    32768.0
+    """
+    initial = spec.initial if isinstance(spec, DynamicLossScale) else spec
+    return LossScaleState(
+        scale=jnp.full((), initial, jnp.float32),
+        good_windows=jnp.zeros((), jnp.int32),
+        skipped_in_a_row=jnp.zeros((), jnp.int32),
+    )
+
+
+def next_loss_scale(state: LossScaleState, spec: float | DynamicLossScale, finite: jax.Array) -> LossScaleState:
+    """The state after a window.
+
+    Args:
+      state: before it.
+      spec: how it changes.
+      finite: bool scalar, whether the window's loss and gradients were finite.
+
+    >>> spec = DynamicLossScale(initial=4, growth_interval=1, max=8)
+    >>> state, scales = start_loss_scale(spec), []
+    >>> for finite in (True, True, False):
+    ...     state = next_loss_scale(state, spec, jnp.array(finite))
+    ...     scales.append(float(state.scale))
+    >>> scales
+    [8.0, 8.0, 4.0]
+    """
+    skipped = jnp.where(finite, 0, state.skipped_in_a_row + 1)
+    if not isinstance(spec, DynamicLossScale):
+        return dataclasses.replace(state, skipped_in_a_row=skipped)
+    good = jnp.where(finite, state.good_windows + 1, 0)
+    grows = good >= spec.growth_interval
+    factor = jnp.where(finite, jnp.where(grows, spec.factor, 1.0), 1 / spec.factor)
+    return LossScaleState(
+        # Bounded on both sides each time, so that whatever was restored comes back between them.
+        scale=jnp.clip(state.scale * factor.astype(jnp.float32), spec.min, spec.max),
+        good_windows=jnp.where(grows, 0, good),
+        skipped_in_a_row=skipped,
+    )
