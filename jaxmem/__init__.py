@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jaxmem.train import TrainState as TrainState
     from jaxmem.train import TrainStep as TrainStep
     from jaxmem.train import analyze as analyze
+    from jaxmem.train import assert_equivalent as assert_equivalent
     from jaxmem.train import compare as compare
     from jaxmem.train import make_train_step as make_train_step
     from jaxmem.train import train_loop as train_loop
@@ -52,6 +53,7 @@ _NAMES = {
     "WeightedMean": "jaxmem.objective",
     "Workload": "jaxmem.workload",
     "analyze": "jaxmem.train",  # train teaches analysis what a Workload is
+    "assert_equivalent": "jaxmem.train",
     "compare": "jaxmem.train",
     "make_train_step": "jaxmem.train",
     "train_loop": "jaxmem.train",

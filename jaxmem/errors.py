@@ -113,6 +113,10 @@ class RetargetError(InputError):
     """A program that is tied to devices of this machine, so that it cannot be compiled for others."""
 
 
+class NotEquivalentError(JaxmemError, AssertionError):
+    """A configuration computes something else than the plain step."""
+
+
 class DoesNotFitError(JaxmemError):
     """The target's compiler refused a program that needs more memory than a device has.
 

@@ -2,6 +2,8 @@
 
 from jaxmem.train._analysis import analyze as analyze
 from jaxmem.train._analysis import compare as compare
+from jaxmem.train._equivalent import assert_equivalent as assert_equivalent
+from jaxmem.train._leaves import LeafDifference as LeafDifference
 from jaxmem.train._loop import train_loop as train_loop
 from jaxmem.train._state import TrainState as TrainState
 from jaxmem.train._step import TrainStep as TrainStep
@@ -13,11 +15,13 @@ from jaxmem.train._verify import verify as verify
 
 __all__ = [
     "Check",
+    "LeafDifference",
     "TrainState",
     "TrainStep",
     "Verification",
     "Verifier",
     "analyze",
+    "assert_equivalent",
     "compare",
     "make_train_step",
     "train_loop",

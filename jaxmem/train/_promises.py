@@ -1,23 +1,13 @@
 """The single promises of a config, each judged from numbers alone."""
 
-from typing import Any
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from jaxmem._units import format_bytes, format_flops
 from jaxmem.analysis import MemoryReport
 from jaxmem.config import MemoryConfig
 from jaxmem.train._verification import Check, Verdict
-from jaxmem.workload import path_string
 
 # Relative L2 distance that rounding may make in the worst leaf: some hundred times the dtype's epsilon in float32,
 # where only the order of sums differs, a dozen times in the narrow ones, where every operation rounds.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-# A leaf whose true gradient is zero (a bias before a normalisation) holds nothing but rounding: leaves are measured
-# against at least this share of the root mean square of the whole gradient.
-_FLOOR = 1e-2
 # By how much a compiler's temporaries may grow by its choice of fusions and layouts.
 _SLACK, _SLACK_BYTES = 0.02, 4096
 _MERGED = 0.05  # share of asked recomputation that may be missing, or too much
@@ -78,29 +68,3 @@ def narrowest(config: MemoryConfig, of_its_own: frozenset[str]) -> str:
     dtypes = config.dtypes
     named = {name for name in (dtypes.compute, dtypes.accumulator, dtypes.params) if name in TOLERANCES} | of_its_own
     return max(named, key=lambda name: TOLERANCES[name])
-
-
-def worst_leaf(got: Any, expected: Any) -> tuple[float, str]:
-    """The largest relative L2 distance of a leaf, and its path; integers must be equal."""
-    pairs = [
-        (path_string(path), np.asarray(one), np.asarray(other))
-        for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(expected), strict=True)
-    ]
-    floats = [other.astype(np.float64) for _, _, other in pairs if _is_float(other)]
-    count = sum(leaf.size for leaf in floats)
-    spread = np.sqrt(sum(float(np.sum(leaf**2)) for leaf in floats) / count) if count else 0.0
-    worst, where = 0.0, pairs[0][0] if pairs else ""
-    for path, one, other in pairs:
-        if _is_float(other):
-            one, other = one.astype(np.float64), other.astype(np.float64)
-            scale = max(float(np.linalg.norm(other)), _FLOOR * spread * np.sqrt(other.size), 1e-30)
-            error = float(np.linalg.norm(one - other)) / scale
-        else:
-            error = 0.0 if np.array_equal(one, other) else float("inf")
-        if not error <= worst:  # a NaN is the worst of all
-            worst, where = (float("inf") if np.isnan(error) else error), path
-    return worst, where
-
-
-def _is_float(leaf) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -14,6 +14,7 @@ from jaxmem.targets import Target, resolve_target
 from jaxmem.train import _promises as promises
 from jaxmem.train._analysis import analyze
 from jaxmem.train._gradients import Outcome, PlainLoss, TooLarge, available_bytes, fill_batch, run_one_by_one, run_step
+from jaxmem.train._leaves import worst_leaf
 from jaxmem.train._state import TrainState
 from jaxmem.train._step import TrainStep, make_train_step
 from jaxmem.train._verification import Check, Verification
@@ -65,6 +66,38 @@ def verify(
     return Verifier(state=state, batch=batch, rng=rng, target=step.target if target is None else target).check(
         step, reference, name=name
     )
+
+
+class NotCompared(Exception):
+    """Why gradients could not be computed here, and what is known all the same."""
+
+    def __init__(self, why: str, dtype: str, notes: tuple[str, ...]):
+        super().__init__(why)
+        self.dtype, self.notes = dtype, notes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcomes:
+    """What a step computed, and what it should have.
+
+    Args:
+      got: by the step.
+      expected: by the reference.
+      reference: in words, what that is.
+      dtype: the narrowest that is at work.
+      notes: sentences on how it was done.
+    """
+
+    got: Outcome
+    expected: Outcome
+    reference: str
+    dtype: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tolerance(self) -> float:
+        """Relative L2 distance that rounding may make in the worst leaf."""
+        return promises.TOLERANCES[self.dtype]
 
 
 class Verifier:
@@ -119,29 +152,38 @@ class Verifier:
 
     # -- gradients -------------------------------------------------------------------------------
 
-    def _gradients(self, step: TrainStep, reference: TrainStep | None) -> tuple[dict, list[Check], list[str]]:
+    def outcomes(self, step: TrainStep, reference: TrainStep | None = None) -> "Outcomes":
+        """What the step and its reference computed on one batch, on this machine.
+
+        Raises:
+          NotCompared: this machine cannot run them, or the config's remat has no effect on this loss.
+        """
         workload = step.workload
         rng = self.rng if self.rng is not None else jax.random.key(0) if workload.rng is None else workload.rng
         batch, made = fill_batch(workload.batch if self.batch is None else self.batch, rng)
-        notes = ["The batch is only a shape: its integers are random zeros and ones."] if made else []
-        plain = self._plain_loss(workload, batch)
-        dtype = promises.narrowest(step.config, plain.narrow)
-        fields = {
-            "gradient_tolerance": promises.TOLERANCES[dtype],
-            "tolerance_dtype": dtype,
-            "reference": "the plain step",
-        }
+        notes = ("The batch is only a shape: its integers are random zeros and ones.",) if made else ()
+        dtype = promises.narrowest(step.config, self._plain_loss(workload, batch).narrow)
         try:
             self.progress("computing gradients")
             got = run_step(step, batch, self.state, rng, self.limit_bytes)
-            expected, fields["reference"] = self._reference(step, reference, batch, rng)
-        except (TooLarge, RematWithoutEffect) as error:
-            refused = isinstance(error, RematWithoutEffect)
-            detail = f"Not compared: {error}" if refused else f"Not compared: {error}."
-            return fields, [Check(name="gradients", verdict="uncertain", detail=detail)], notes
-        tolerance = fields["gradient_tolerance"]
-        error, path = promises.worst_leaf(got.gradients, expected.gradients)
-        state_error, state_path = promises.worst_leaf(got.state, expected.state)
+            expected, words = self._reference(step, reference, batch, rng)
+        except TooLarge as error:
+            raise NotCompared(f"{error}.", dtype, notes) from None
+        except RematWithoutEffect as error:
+            raise NotCompared(str(error), dtype, notes) from None
+        return Outcomes(got=got, expected=expected, reference=words, dtype=dtype, notes=notes)
+
+    def _gradients(self, step: TrainStep, reference: TrainStep | None) -> tuple[dict, list[Check], tuple[str, ...]]:
+        try:
+            found = self.outcomes(step, reference)
+        except NotCompared as error:
+            fields = {"gradient_tolerance": promises.TOLERANCES[error.dtype], "tolerance_dtype": error.dtype}
+            check = Check(name="gradients", verdict="uncertain", detail=f"Not compared: {error}")
+            return {**fields, "reference": "the plain step"}, [check], error.notes
+        got, expected, tolerance, dtype = found.got, found.expected, found.tolerance, found.dtype
+        fields = {"gradient_tolerance": tolerance, "tolerance_dtype": dtype, "reference": found.reference}
+        error, path = worst_leaf(got.gradients, expected.gradients)
+        state_error, state_path = worst_leaf(got.state, expected.state)
         loss_error = abs(got.loss - expected.loss) / max(abs(expected.loss), 1e-12)
         fields |= {"gradient_error": error, "gradient_path": path, "loss": got.loss, "reference_loss": expected.loss}
         limit = f"{tolerance:.0e} allowed for {dtype}"
@@ -155,7 +197,7 @@ class Verifier:
             fields["state_error"] = state_error
             detail = f"Relative distance {state_error:.1e} in the worst leaf, {state_path}; {limit}."
             checks.append(promises.within("state", state_error, tolerance, detail))
-        return fields, checks, notes
+        return fields, checks, found.notes
 
     def _plain_loss(self, workload, batch) -> PlainLoss:
         if id(workload) not in self._plain:

@@ -15,7 +15,7 @@ from examples import gpt, resnet_batchnorm, vit_nnx
 from jaxmem import MemoryConfig, Policy, Workload, make_train_step
 from jaxmem.errors import WorkloadError
 from jaxmem.train import Verifier, verify
-from jaxmem.train._promises import worst_leaf
+from jaxmem.train._leaves import worst_leaf
 
 ROWS, WIDTH, LAYERS = 16, 16, 2
 MASK = (np.arange(ROWS) % 2 == 0) | (np.arange(ROWS) > 12)  # micro-batches of unequal weight

@@ -1,0 +1,81 @@
+"""`assert_equivalent`: a configuration against the plain step, on the user's own model and batch."""
+
+import warnings
+from typing import Any
+
+from jaxmem.config import MemoryConfig
+from jaxmem.errors import ConfigError, NotEquivalentError, RematWarning
+from jaxmem.train._leaves import LeafDifference, leaf_differences, table
+from jaxmem.train._state import TrainState
+from jaxmem.train._step import make_train_step
+from jaxmem.train._verify import NotCompared, Verifier
+from jaxmem.workload import Workload
+
+
+def assert_equivalent(
+    workload: Workload,
+    config: MemoryConfig,
+    *,
+    state: TrainState | None = None,
+    batch: Any = None,
+    rng: Any = None,
+    tolerance: float | None = None,
+) -> tuple[LeafDifference, ...]:
+    """Runs one step under a config and its plain reference, and raises where gradients, loss or model state differ.
+
+    Made for a test of the user's own. The reference is the plain float32 step on the whole batch or, for a loss with
+    model state or random numbers, plain micro-batches one by one, whose gradients are added up in float64.
+
+    Args:
+      workload: model, batch and optimizer.
+      config: what is checked.
+      state: parameters, model state and key to start from; made from `rng` if not given.
+      batch: one batch of arrays; the workload's own if not given. Shapes are filled with random numbers.
+      rng: PRNG key; the workload's own if not given.
+      tolerance: relative L2 distance that a leaf may have; if not given, what rounding makes of the narrowest dtype
+        at work: 1e-4 in float32, 2e-2 in float16, 1e-1 in bfloat16.
+
+    Returns:
+      The differences of the gradients, leaf by leaf, the worst first.
+
+    Raises:
+      NotEquivalentError: they differ; the message lists the worst leaves. It is an AssertionError.
+      ConfigError: this machine has not the memory to compare, or the config's remat has no effect.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from jaxmem import MemoryConfig, WeightedMean, Workload, assert_equivalent
+    >>> batch = {"x": jnp.arange(4.0), "mask": jnp.array([1, 0, 1, 1])}
+    >>> def loss(w, b):
+    ...     return WeightedMean(jnp.sum(b["mask"] * (b["x"] * w) ** 2), jnp.sum(b["mask"]))
+    >>> workload = Workload(loss, jnp.ones(()), batch, optax.sgd(0.1))
+    >>> assert_equivalent(workload, MemoryConfig(accumulation_steps=2))[0].relative_error < 1e-6
+    True
+    """
+    step = make_train_step(workload, config)
+    verifier = Verifier(state=state, batch=batch, rng=rng)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RematWarning)  # says what is kept, which is not the question here
+        try:
+            found = verifier.outcomes(step)
+        except NotCompared as error:
+            raise ConfigError(
+                wanted="a step to run here beside its plain reference",
+                got=str(error),
+                do="Try a smaller model or batch, or another config.",
+            ) from None
+    limit = found.tolerance if tolerance is None else tolerance
+    trees = {name: (getattr(found.got, name), getattr(found.expected, name)) for name in ("loss", "gradients", "state")}
+    differences = {name: leaf_differences(*trees[name]) for name in trees}
+    wrong = {
+        name: [leaf for leaf in leaves if not leaf.relative_error <= limit] for name, leaves in differences.items()
+    }
+    if any(wrong.values()):
+        counts = [f"{len(bad)} of {len(differences[name])} leaves of the {name}" for name, bad in wrong.items() if bad]
+        lines = [f"{name}, by relative error:\n{table(bad)}" for name, bad in wrong.items() if bad]
+        raise NotEquivalentError(
+            wanted=f"what {found.reference} computes, to {limit:.0e} ({found.dtype})",
+            got=f"other values in {' and '.join(counts)}",
+            do="Look whether the loss is a mean of means: WeightedMean(total, weight) says what to divide by.\n"
+            + "\n".join(lines),
+        )
+    return differences["gradients"]
