@@ -25,6 +25,8 @@ class Precision:
       output: the loss and the metrics that a step returns; None leaves them in what they are summed in, at least
         float32.
       accumulator: gradient accumulators; None takes `MemoryConfig.accumulator_dtype`.
+      optimizer: optimizer state shaped like the parameters (mu, nu, traces, averages) as it is stored between steps:
+        "float32", "bfloat16" or "float64"; it is computed with in at least float32. None: as the optimizer makes it.
       loss_scale: what the objective is multiplied by and its gradients are divided by: a number, "dynamic", or a
         `DynamicLossScale`. None is "dynamic" where computing in float16, whose small gradients would be 0, and no
         scale elsewhere. With a scale, be it 1, a window whose loss or gradients are not finite is skipped.
@@ -41,13 +43,20 @@ class Precision:
     compute: str = "float32"
     output: str | None = None
     accumulator: str | None = None
+    optimizer: str | None = None
     loss_scale: Any = None
 
     def __post_init__(self):
-        for name in ("params", "compute", "output", "accumulator"):
+        for name in ("params", "compute", "output", "accumulator", "optimizer"):
             value = getattr(self, name)
             if value is not None or name == "compute":
                 object.__setattr__(self, name, float_dtype_name(value, f"precision.{name}"))
+        if self.optimizer not in (None, "float32", "bfloat16", "float64"):
+            raise ConfigError(
+                wanted="precision.optimizer to be float32, bfloat16 or float64",
+                got=repr(self.optimizer),
+                do="Second moments are squares of gradients: they need the range of float32, which bfloat16 has.",
+            )
         object.__setattr__(self, "loss_scale", as_loss_scale(self.loss_scale, self.compute))
 
 

@@ -7,6 +7,7 @@ from jaxmem.precision._cast import uses_dtype as uses_dtype
 from jaxmem.precision._loss_scale import LossScaleState as LossScaleState
 from jaxmem.precision._loss_scale import next_loss_scale as next_loss_scale
 from jaxmem.precision._loss_scale import start_loss_scale as start_loss_scale
+from jaxmem.precision._optimizer_state import store_state_in as store_state_in
 
 __all__ = [
     "DynamicLossScale",
@@ -15,5 +16,6 @@ __all__ = [
     "compute_in",
     "next_loss_scale",
     "start_loss_scale",
+    "store_state_in",
     "uses_dtype",
 ]

@@ -204,6 +204,11 @@ class TrainStep:
     def _rng(self):
         return jax.random.key(0) if self.workload.rng is None else self.workload.rng
 
+    @property
+    def _optimizer(self):
+        dtype = self.config.dtypes.optimizer
+        return self.workload.optimizer if dtype is None else precision.store_state_in(self.workload.optimizer, dtype)
+
     def _given(self):
         """The workload's parameters and state, None where a key creates them."""
         return [None if is_creator(tree) else tree for tree in (self.workload.params, self.workload.state)]
@@ -224,7 +229,7 @@ class TrainStep:
             skipped=jnp.zeros((), jnp.int32),
             last_finite=jnp.ones((), jnp.bool_),
             params=params,
-            opt_state=self.workload.optimizer.init(trainable),
+            opt_state=self._optimizer.init(trainable),
             state=state,
             loss_scale=None if scaling is None else precision.start_loss_scale(scaling),
             rng=rng,
@@ -242,7 +247,7 @@ class TrainStep:
             batch_axes=self.workload.batch_axes,
         )(trainable, batch, rng=jax.random.fold_in(state.rng, state.window), state=state.state, loss_scale=scale)
         # Optimizers that adapt to the loss (optax.contrib.reduce_on_plateau, …) take it as `value`; others ignore it.
-        update = optax.with_extra_args_support(self.workload.optimizer).update
+        update = optax.with_extra_args_support(self._optimizer).update
         with jax.named_scope(OPTIMIZER_SCOPE):
             updates, opt_state = update(out.grads, state.opt_state, trainable, value=out.value)
             trained = optax.apply_updates(trainable, updates)
