@@ -13,6 +13,7 @@ from jaxmem.loss_scale import DynamicLossScale, as_loss_scale
 from jaxmem.policy import Policy, as_policy, shortest
 
 CONFIG_VERSION = 1
+GRADIENT_REDUCTIONS = ("auto", "once", "each")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,9 @@ class MemoryConfig:
     Args:
       accumulation_steps: K, the number of micro-batches of one optimizer step.
       accumulator_dtype: dtype in which micro-batch gradients are summed.
-      gradient_reduction: "auto"; "once" and "each" are reserved for sharded batches.
+      gradient_reduction: of a sharded batch: "once", every shard accumulates its own gradients, which are reduced after
+        the last micro-batch (see `accumulate.value_and_grad`, `data_sharding`); "each", JAX reduces those of every
+        micro-batch; "auto" chooses, and `step.report()` says what.
       remat: what each block keeps, a `Policy` or a preset's name: "none" (every residual), "full"
         (nothing inside a block), "dots" (outputs of matrix products), "dots_no_batch" (those without
         batch dimensions), or one of MaxText's, such as "minimal", which go by names in the model.
@@ -115,7 +118,13 @@ class MemoryConfig:
         if self.precision == Precision(compute=self.dtypes.compute):  # both spellings are one value
             object.__setattr__(self, "precision", self.dtypes.compute)
         object.__setattr__(self, "remat", shortest(as_policy(self.remat)))  # likewise
-        for name, neutral in (("gradient_reduction", "auto"), ("zero", 0), ("offload", ())):
+        if self.gradient_reduction not in GRADIENT_REDUCTIONS:
+            raise ConfigError(
+                wanted=f"gradient_reduction to be one of {', '.join(GRADIENT_REDUCTIONS)}",
+                got=repr(self.gradient_reduction),
+                do='Use "auto" unless batches are sharded.',
+            )
+        for name, neutral in (("zero", 0), ("offload", ())):
             value = getattr(self, name)
             value = tuple(value) if name == "offload" and isinstance(value, (list, tuple)) else value
             if value != neutral or type(value) is not type(neutral):

@@ -14,6 +14,7 @@ from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, RematWarning, WorkloadError
 from jaxmem.policy import Policy
 from jaxmem.targets import Target, compile_lowered, on_target, place, resolve_target
+from jaxmem.train._layout import Layout, sharding_of
 from jaxmem.train._loss import check_precision, check_widths, configured_loss, merge, partition
 from jaxmem.train._remat import compare_residuals, examine_step
 from jaxmem.train._skip import check_metric_names, current_scale, scaling_metrics, skip_unless
@@ -36,7 +37,9 @@ def make_train_step(
     Args:
       workload: what is trained.
       config_or_plan: how, a `MemoryConfig`; the default is the plain step.
-      mesh: reserved; anything but None is refused.
+      mesh: a `jax.sharding.Mesh`. The rows of every batch are sharded over the axes that those of the workload's
+        example batch are, else over the mesh's axis "data", or its first; parameters lie as the workload's own arrays
+        do, else whole on every device; `step.init` puts the state there, and the mesh is set while the loss is traced.
       target: name of the chip that `step.lower()`, `.compile()` and `.report()` are for, such as "tpu-v5e:1x1"; None
         for the machine's own. Running the step always means this machine.
 
@@ -62,29 +65,29 @@ def make_train_step(
     if not isinstance(config, MemoryConfig):
         raise ConfigError(wanted="a jaxmem.MemoryConfig", got=repr(config), do="Pass MemoryConfig(...).")
     check_widths(config)
-    if mesh is not None:
-        raise ConfigError(
-            wanted="mesh=None: this version of jaxmem builds steps for one device",
-            got=repr(mesh),
-            do="Leave mesh out.",
-        )
-    return TrainStep(workload, config, target)
+    return TrainStep(workload, config, target, mesh)
 
 
 class TrainStep:
     """`step(state, batch) -> (state, metrics)`, jitted, with `state` donated; made by `make_train_step`."""
 
-    def __init__(self, workload: Workload, config: MemoryConfig, target: str | Target | None):
-        self.workload, self.config, self.target = workload, config, target
+    def __init__(self, workload: Workload, config: MemoryConfig, target: str | Target | None, mesh: Any = None):
+        self.workload, self.config, self.target, self.mesh = workload, config, target, mesh
+        self._layout = Layout.of(workload, mesh)
         self._examination = None
         self._jitted = jax.jit(self._step, donate_argnums=0, compiler_options=workload.compiler_options)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         """One optimizer step on a batch; `state` is donated. Metrics hold "loss" and the loss's own."""
-        return self._jitted(state, batch)
+        if self.mesh is not None:
+            batch = jax.device_put(batch, self._layout.batch(batch))
+        with self._layout.entered(state, batch):
+            return self._jitted(state, batch)
 
     def init(self, rng: Any = None) -> TrainState:
-        """A new state on the default device. Arrays of the workload are copied, since the step donates its state.
+        """A new state, on the step's mesh or the default device.
+
+        Arrays of the workload are copied, since the step donates its state.
 
         Args:
           rng: PRNG key; the workload's own, else `jax.random.key(0)`, if not given.
@@ -99,17 +102,22 @@ class TrainStep:
                     )
         rng = self._rng if rng is None else rng
         check_key(rng)
-        # Inside jit, so that what a key creates is allocated once.
-        return jax.jit(self._init)(self._given(), rng)
+        # Inside jit, so that what a key creates is allocated once, where it belongs.
+        places = None if self.mesh is None else self._layout.state(self._sharded_arguments()[0])
+        with self._layout.entered(rng):
+            return jax.jit(self._init, out_shardings=places)(self._given(), rng)
 
     def trace(self) -> jax.stages.Traced:
         """The step traced on an abstract state and the workload's example batch."""
-        return self._jitted.trace(self.abstract_state(), self.abstract_batch())
+        if self.mesh is None:
+            return self._jitted.trace(self.abstract_state(), self.abstract_batch())
+        with self._layout.entered():
+            return self._jitted.trace(*self._sharded_arguments())
 
     def trace_for(self, target: Target) -> tuple[jax.stages.Traced, Target, tuple[str, ...]]:
         """The step traced for a target, the target with the mesh of the batch's sharding, and notes about both."""
         placed = place(self._sharded_arguments(), target)
-        with on_target(placed.target) as scope:
+        with on_target(placed.target) as scope, self._layout.entered():
             self.examine()
             traced = self._jitted.trace(*placed.args)
         return traced, placed.target, (*placed.notes, *scope.notes)
@@ -195,8 +203,12 @@ class TrainStep:
             tree if own is None else jax.tree.map(_with_sharding_of, tree, own)
             for tree, own in zip((state.params, state.state), given, strict=True)
         )
+        state = dataclasses.replace(state, params=params, state=rest)
         batch = jax.tree.map(_with_sharding_of, self.abstract_batch(), self.workload.batch)
-        return dataclasses.replace(state, params=params, state=rest), batch
+        if self.mesh is None:
+            return state, batch
+        state = jax.tree.map(_with_sharding, state, self._layout.state(state))
+        return state, jax.tree.map(_with_sharding, batch, self._layout.batch(batch))
 
     # -- tracing ---------------------------------------------------------------------------------
 
@@ -245,6 +257,7 @@ class TrainStep:
             self.config.accumulation_steps,
             accumulator_dtype=self.config.dtypes.accumulator,
             batch_axes=self.workload.batch_axes,
+            data_sharding=self._data_sharding(),
         )(trainable, batch, rng=jax.random.fold_in(state.rng, state.window), state=state.state, loss_scale=scale)
         # Optimizers that adapt to the loss (optax.contrib.reduce_on_plateau, …) take it as `value`; others ignore it.
         update = optax.with_extra_args_support(self._optimizer).update
@@ -265,11 +278,19 @@ class TrainStep:
         if scale is not None:
             with jax.named_scope(OPTIMIZER_SCOPE):
                 new = skip_unless(out.finite, new, state, self.config)
+        if self.mesh is not None:
+            new = self._layout.constrain(new, self._layout.state(self._sharded_arguments()[0]))
         check_metric_names(out.metrics, self.config)
         metrics = {"loss": out.value, **out.metrics}
         if self.config.dtypes.output is not None:
             metrics = precision.cast_floating(metrics, self.config.dtypes.output)
         return new, {**metrics, **scaling_metrics(new, scale)}
+
+    def _data_sharding(self) -> Any:
+        """The rows' sharding where every shard accumulates its own gradients."""
+        if self.config.gradient_reduction != "once":
+            return None
+        return self._layout.rows
 
     def loss(self, frozen=None, *, checkpoint=remat.checkpoint_unchecked):
         """`configured_loss` of this step's workload and config."""
@@ -279,7 +300,7 @@ class TrainStep:
         """This step under another setting."""
         if remat is None or remat == self.config.remat:
             return self
-        return TrainStep(self.workload, dataclasses.replace(self.config, remat=remat), self.target)
+        return TrainStep(self.workload, dataclasses.replace(self.config, remat=remat), self.target, self.mesh)
 
     def _check_remat(self) -> None:
         """Names that match nothing raise; a setting that saves nothing warns. Once a trace, not once a step."""
@@ -291,10 +312,12 @@ class TrainStep:
 
 def _with_sharding_of(shape: jax.ShapeDtypeStruct, leaf: Any) -> jax.ShapeDtypeStruct:
     """`shape` sharded as `leaf` is over a mesh; an array on one device says nothing."""
-    sharding = getattr(leaf, "sharding", None)
-    if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
-        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding, weak_type=shape.weak_type)
-    return shape
+    sharding = sharding_of(leaf)
+    return shape if sharding is None else _with_sharding(shape, sharding)
+
+
+def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding, weak_type=shape.weak_type)
 
 
 def _unsharded(leaf: Any) -> Any:

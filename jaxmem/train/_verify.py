@@ -265,4 +265,4 @@ class Verifier:
 
 
 def _with(step: TrainStep, **fields) -> TrainStep:
-    return make_train_step(step.workload, dataclasses.replace(step.config, **fields))
+    return make_train_step(step.workload, dataclasses.replace(step.config, **fields), mesh=step.mesh)

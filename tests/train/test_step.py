@@ -308,7 +308,7 @@ def test_batch_axes_reach_the_accumulation():
     [
         (lambda: make_train_step(loss), WorkloadError, "jaxmem.Workload; got function"),
         (lambda: make_train_step(make().workload, {"remat": "full"}), ConfigError, "MemoryConfig"),
-        (lambda: make_train_step(make().workload, mesh=1), ConfigError, "mesh=None"),
+        (lambda: make_train_step(make().workload, mesh=1), ConfigError, "a jax.sharding.Mesh; got 1"),
         (lambda: make(config=MemoryConfig(remat="full")).lower(), RematWithoutEffect, "layers that repeat"),
         (lambda: make(config=MemoryConfig(accumulation_steps=3)).lower(), BatchError, "K=3.*B=8 rows at batch/x"),
         (lambda: make(lambda p, b: LossOutput(loss(p, b), {"loss": Sum(1)})).lower(), MetricError, "'loss'"),

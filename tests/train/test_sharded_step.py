@@ -1,0 +1,110 @@
+"""A step on a mesh: equal to the step on one device, its state where it was, its batches where they belong."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxmem import MemoryConfig, WeightedMean, Workload, make_train_step
+from tests.accumulate.problems import assert_trees_close
+
+D = 16
+
+
+@functools.cache
+def mesh_of(*axes, kind=AxisType.Auto):
+    names, sizes = zip(*axes, strict=True)
+    return jax.make_mesh(sizes, names, axis_types=(kind,) * len(axes))
+
+
+def params():
+    keys = jax.random.split(jax.random.key(0), 2)
+    return {"w": jax.random.normal(keys[0], (D, D)) / 4, "out": jax.random.normal(keys[1], (D, 3)) / 4}
+
+
+def batch(rows=16):
+    rng = np.random.default_rng(0)
+    return {"x": rng.normal(size=(rows, D)).astype(np.float32), "y": rng.integers(-1, 3, rows)}
+
+
+def loss(params, batch):
+    valid = batch["y"] >= 0
+    logits = jnp.tanh(batch["x"] @ params["w"]) @ params["out"]
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(batch["y"], 0))
+    return WeightedMean((losses * valid).sum(), valid.sum())
+
+
+def step_of(mesh=None, own=params, batch=batch, optimizer=optax.adam, **config):
+    config = MemoryConfig(**{"accumulation_steps": 2, **config})
+    return make_train_step(Workload(loss, own(), batch(), optimizer(0.1)), config, mesh=mesh)
+
+
+def two_steps(step, batch=batch):
+    state, metrics = step(step.init(), batch())
+    state, metrics = step(state, batch())
+    assert step._jitted._cache_size() == 1
+    return state, metrics
+
+
+@functools.cache
+def wanted():
+    return numbers(two_steps(step_of(accumulation_steps=1)))
+
+
+def numbers(got):
+    state, metrics = got
+    return jax.tree.map(np.asarray, (state.params, state.opt_state, metrics))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("reduction", ["once", "each"])
+def test_steps_on_a_mesh_are_those_on_one_device(reduction, kind):
+    mesh = mesh_of(("data", 8), kind=kind)
+    got = two_steps(step_of(mesh, gradient_reduction=reduction))
+    assert_trees_close(numbers(got), wanted(), rtol=1e-4, atol=1e-5)
+    places = [leaf.sharding for leaf in jax.tree.leaves(got[0])]
+    assert all(place.is_fully_replicated and place.device_set == set(mesh.devices.flat) for place in places)
+
+
+def test_parameters_that_are_sharded_stay_so_and_their_moments_likewise():
+    mesh = mesh_of(("data", 4), ("model", 2))
+    own = lambda: jax.device_put(params(), NamedSharding(mesh, P("model")))  # noqa: E731
+    for reduction in ("once", "each"):
+        step = step_of(mesh, own, gradient_reduction=reduction, optimizer=lambda rate: optax.chain(optax.adam(rate)))
+        got = two_steps(step)
+        assert_trees_close(numbers(got)[0], wanted()[0], rtol=1e-4, atol=1e-5)
+        specs = jax.tree.map(lambda leaf: leaf.sharding.spec, got[0])
+        assert set(specs.params.values()) == {P("model")}
+        adam = specs.opt_state[0][0]
+        assert (adam.mu, adam.nu, adam.count) == (specs.params, specs.params, P())
+
+
+def test_rows_lie_as_the_example_batch_does():
+    """Whatever axis that is sharded over, and however the batch at hand came."""
+    mesh = mesh_of(("model", 2), ("rows", 4))
+    own = lambda: jax.device_put(batch(), NamedSharding(mesh, P("rows")))  # noqa: E731
+    step = step_of(mesh, batch=own, gradient_reduction="once")
+    assert step._layout.rows == NamedSharding(mesh, P("rows"))
+    assert_trees_close(numbers(two_steps(step))[0], wanted()[0], rtol=1e-4, atol=1e-5)
+    by_batch = step_of(batch=own, gradient_reduction="once")  # no mesh: that of the batch
+    state, _ = by_batch(by_batch.init(), own())
+    first, _ = step(step.init(), batch())
+    assert_trees_close(state.params, first.params)
+    assert step_of(mesh)._layout.rows == NamedSharding(mesh, P("model"))  # the first axis, as none is "data"
+
+
+def test_bare_specs_in_the_loss_mean_the_steps_mesh():
+    def pinned(params, batch):
+        params = jax.lax.with_sharding_constraint(params, P())
+        return loss(params, batch)
+
+    mesh = mesh_of(("data", 8))
+    step = make_train_step(Workload(pinned, params(), batch(), optax.sgd(0.1)), mesh=mesh)
+    assert step.compile().memory_analysis().argument_size_in_bytes > 0
+    state, _ = jax.jit(lambda state, batch: step(state, batch))(step.init(), batch())
+    assert int(state.step) == 1
