@@ -14,6 +14,7 @@ from jaxmem.analysis._read import ReportReadError as ReportReadError
 from jaxmem.analysis._records import KINDS as KINDS
 from jaxmem.analysis._records import Buffer as Buffer
 from jaxmem.analysis._records import DonationMiss as DonationMiss
+from jaxmem.analysis._records import DtypeBytes as DtypeBytes
 from jaxmem.analysis._records import Finding as Finding
 from jaxmem.analysis._records import LayerBytes as LayerBytes
 from jaxmem.analysis._records import Loop as Loop

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxmem.analysis._donation import donation_misses
+from jaxmem.analysis._dtypes import argument_dtypes
 from jaxmem.analysis.assignment import Assignment
 from jaxmem.analysis.attribution import attribute
 from jaxmem.analysis.hlo._parse import Module
@@ -42,6 +43,7 @@ def details(
     return {
         "buffer_provenance": "modelled" if assignment.source == "liveness" else "compiled",
         "by_kind": _sum_to(found.by_kind, found.total_bytes, peak_bytes, code=code_bytes or 0, constants=constants),
+        "argument_dtypes": argument_dtypes(module, sizes, kind_of),
         "by_layer": found.by_layer,
         "buffers": found.buffers,
         "timeline": found.timeline,

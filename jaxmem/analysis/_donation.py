@@ -8,9 +8,9 @@ from jaxmem._compat import kept_arguments
 from jaxmem.analysis._records import DonationMiss
 from jaxmem.analysis.attribution import program_arguments
 from jaxmem.analysis.hlo._parse import Module
+from jaxmem.analysis.hlo._types import dtype_name
 
 _TYPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
-_NUMPY = {"pred": "bool", "s": "int", "u": "uint", "f": "float", "bf16": "bfloat16", "c64": "complex64"}
 
 
 def donation_misses(compiled, module: Module, sizes: dict[int, int]) -> tuple[DonationMiss, ...]:
@@ -55,7 +55,7 @@ def donation_misses(compiled, module: Module, sizes: dict[int, int]) -> tuple[Do
             DonationMiss(
                 path=arguments[number].path,
                 size_bytes=sizes.get(number, 0),
-                dtype_in=_dtype(dtype_in),
+                dtype_in=dtype_name(dtype_in),
                 dtype_out=_taken(outputs, dims),
             )
             for number in [*changed, *rest][:left]
@@ -69,7 +69,7 @@ def _taken(outputs: list[tuple[str, str]], dims: str) -> str:
     if found is None:
         return ""
     outputs.remove(found)
-    return _dtype(found[0])
+    return dtype_name(found[0])
 
 
 def _by_suffix(tree, depth: int) -> dict[int, tuple[str, str]]:
@@ -87,14 +87,3 @@ def _changes(leaf: tuple[str, str], results: dict[str, str]) -> bool:
 def _output_types(module: Module) -> list[tuple[str, str]]:
     entry = module.computations.get(module.entry or "")
     return _TYPE.findall(entry.root.type) if entry and entry.root else []
-
-
-def _dtype(name: str) -> str:
-    """numpy's name of an HLO element type.
-
-    >>> _dtype("bf16"), _dtype("s32"), _dtype("pred")
-    ('bfloat16', 'int32', 'bool')
-    """
-    if name in _NUMPY:
-        return _NUMPY[name]
-    return f"{_NUMPY[name[0]]}{name[1:]}" if name[:1] in "suf" and name[1:].isdigit() else name

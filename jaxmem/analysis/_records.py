@@ -136,6 +136,15 @@ class LayerBytes:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class DtypeBytes:
+    """Bytes of the arguments of one kind that are kept in one dtype."""
+
+    kind: str
+    dtype: str
+    size_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DonationMiss:
     """A donated argument that no output could reuse."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from jaxmem._units import format_bytes, format_flops
 from jaxmem.analysis._fits import Fits
 from jaxmem.analysis._read import read_record
-from jaxmem.analysis._records import Buffer, DonationMiss, Finding, LayerBytes, Moment, StepTime, Timeline
+from jaxmem.analysis._records import Buffer, DonationMiss, DtypeBytes, Finding, LayerBytes, Moment, StepTime, Timeline
 
 SCHEMA = "jaxmem.report/1"
 DETAILS = ("by_layer", "buffers", "timeline")
@@ -64,6 +64,7 @@ class MemoryReport:
         they had to be worked out from its program.
       by_kind: (kind, bytes) pairs at the peak, largest first; they sum to `peak_bytes`. Empty where the
         compiler does not show its buffers.
+      argument_dtypes: bytes of the arguments by kind and dtype, largest first: in what the optimizer's state is kept.
       by_layer: bytes at the peak by layer and kind, largest first.
       buffers: those alive at the peak, largest first.
       timeline: live bytes over the schedule.
@@ -104,6 +105,7 @@ class MemoryReport:
     step_time: StepTime | None = None
     buffer_provenance: str = "compiled"
     by_kind: tuple[tuple[str, int], ...] = ()
+    argument_dtypes: tuple[DtypeBytes, ...] = ()
     by_layer: tuple[LayerBytes, ...] = ()
     buffers: tuple[Buffer, ...] = ()
     timeline: Timeline | None = None
@@ -116,7 +118,7 @@ class MemoryReport:
     def provenances(self) -> dict[str, str]:
         """Where each number is from: "compiled" or "modelled"."""
         origins = {**dict.fromkeys(_COMPILED, "compiled"), **dict.fromkeys(_MODELLED, "modelled")}
-        buffers = dict.fromkeys(("by_kind", "padding_bytes"), self.buffer_provenance)
+        buffers = dict.fromkeys(("by_kind", "argument_dtypes", "padding_bytes"), self.buffer_provenance)
         return {**origins, "argument_bytes": self.argument_provenance, "step_seconds": "modelled", **buffers}
 
     def to_dict(self, *, details: bool = True) -> dict[str, Any]:

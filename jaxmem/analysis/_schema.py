@@ -19,7 +19,7 @@ def report_schema() -> dict[str, Any]:
     >>> schema["properties"]["peak_bytes"]
     {'anyOf': [{'type': 'integer', 'minimum': 0}, {'type': 'null'}]}
     >>> sorted(schema["$defs"])[:3]
-    ['Buffer', 'DonationMiss', 'Finding']
+    ['Buffer', 'DonationMiss', 'DtypeBytes']
     """
     definitions: dict[str, Any] = {}
     report = _object(MemoryReport, definitions)

@@ -7,6 +7,7 @@ from typing import Any
 from jaxmem._units import format_bytes, format_flops, format_seconds
 from jaxmem.analysis import KINDS, Comparison, MemoryReport
 from jaxmem.report._columns import in_order
+from jaxmem.report._dtypes import state_dtypes
 
 VERDICTS = {"yes": "Fits", "no": "Does not fit", "uncertain": "Uncertain"}
 
@@ -107,6 +108,7 @@ def facts(report: MemoryReport) -> list[tuple[str, str, str]]:
             rows.append((name, form(value), note))
 
     add("arguments", report.argument_bytes, "" if report.argument_provenance == "compiled" else "modelled")
+    rows += [(kind, dtypes, "an argument, by dtype") for kind, dtypes in state_dtypes(report)]
     add("outputs", report.output_bytes)
     add("temporaries", report.temp_bytes)
     add("aliased", report.alias_bytes, "outputs in donated arguments")

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from jaxmem._units import format_bytes, format_flops, format_seconds
 from jaxmem.analysis import Comparison, MemoryReport
+from jaxmem.report._dtypes import state_dtypes
 
 _Cell = Callable[[MemoryReport], str]
 
@@ -65,6 +66,9 @@ def render_report(report: MemoryReport) -> Group:
     table.add_column(justify="right", no_wrap=True)
     for heading, cell in _LINES:
         table.add_row(heading, cell(report))
+        if heading == "  arguments":
+            for kind, dtypes in state_dtypes(report):
+                table.add_row(f"    {kind}", dtypes)
     verdict = Text.assemble("fits: ", (report.fits, _FITS_STYLE[report.fits]), f" - {report.fits_reason}")
     return Group(
         _title(f"{report.name} - target {report.target}", [report]),

@@ -3,6 +3,8 @@
 import math
 import warnings
 
+import jax.numpy as jnp
+
 from jaxmem.analysis import MemoryReport, Program, analyze, analyze_program, as_program, compare, kinds_by_path
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import RematWarning, WorkloadError
@@ -14,6 +16,11 @@ __all__ = ["analyze", "compare"]
 
 _NOT_EVIDENCED = (
     "Offload is not evidenced here: XLA:CPU keeps host and device values in one memory, and counts neither."
+)
+
+_NARROW_SUMS = (
+    "Gradients of {} micro-batches are summed in {}: what is small beside the sum so far is lost. "
+    'accumulator_dtype="float32" loses nothing.'
 )
 
 _KIND_OF = kinds_by_path(
@@ -56,6 +63,8 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
     notes = step.examine().warnings
     if policy.offload and target.platform == "cpu":
         notes = (*notes, _NOT_EVIDENCED)
+    if _sums_narrowly(step.config):
+        notes = (*notes, _NARROW_SUMS.format(step.config.accumulation_steps, step.config.dtypes.accumulator))
 
     def plain_residual_bytes() -> int | None:
         if step.examine().inside:
@@ -75,6 +84,10 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
         saved_names=lambda: _saved_names(step),
         notes=(*notes, *seen),
     )
+
+
+def _sums_narrowly(config: MemoryConfig) -> bool:
+    return config.accumulation_steps > 1 and jnp.finfo(config.dtypes.accumulator).bits < 32
 
 
 def _saved_names(step: TrainStep) -> dict[tuple[str, int], str]:

@@ -1,17 +1,22 @@
 """What reports tell of arguments, outputs, donation and saved names."""
 
 import dataclasses
+import io
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import rich.console
 
 import jaxmem
 from examples import gpt
 from jaxmem.analysis import Program, analyze, jaxpr_flops
 from jaxmem.errors import InputError
+from jaxmem.report import html_report
+from jaxmem.report._dtypes import state_dtypes
+from jaxmem.report.terminal import print_report
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 
@@ -135,3 +140,27 @@ def test_wide_floats_are_judged_by_the_program(dtype, kind):
     kinds = {finding.kind for finding in report.findings}
     assert kinds & {"float32", "upcast"} == {kind}
     assert {b.layer for b in report.buffers if b.op == "tanh"} == {"scan(<lambda>)"}
+
+
+def test_arguments_are_told_by_kind_and_dtype():
+    """Case 21: in what the optimizer's state is kept, whatever the parameters are in."""
+    given = {"w": jnp.ones((64, 64), jnp.bfloat16), "b": jnp.zeros(64)}
+    workload = jaxmem.Workload(
+        lambda p, x: jnp.mean(jnp.tanh(x @ p["w"] + p["b"]) ** 2), given, jnp.ones((8, 64)), optax.adam(1e-3)
+    )
+    for dtype, want in (
+        (None, {"bfloat16": 2 * 64 * 64 * 2, "float32": 2 * 64 * 4}),
+        ("float32", {"float32": 2 * (64 * 64 + 64) * 4}),
+    ):
+        config = jaxmem.MemoryConfig(precision=jaxmem.Precision(optimizer=dtype))
+        report = jaxmem.analyze(workload, config, target="cpu")
+        kept = {(row.kind, row.dtype): row.size_bytes for row in report.argument_dtypes}
+        assert {d: size for (kind, d), size in kept.items() if kind == "optimizer_state"} == {"int32": 4, **want}
+        assert kept["parameters", "bfloat16"] == 64 * 64 * 2 and kept["batch", "float32"] == 8 * 64 * 4
+        assert sum(kept.values()) == report.argument_bytes
+        assert report.provenances["argument_dtypes"] == report.buffer_provenance
+        found = dict(state_dtypes(report))
+        assert found["optimizer state"].startswith(max(want, key=want.__getitem__))
+        text = io.StringIO()
+        print_report(report, rich.console.Console(file=text, width=120))
+        assert found["optimizer state"] in text.getvalue() and found["optimizer state"] in html_report(report)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from jaxmem import LossOutput, MemoryConfig, Precision, Sum, WeightedMean, Workload, make_train_step
+from jaxmem import LossOutput, MemoryConfig, Precision, Sum, WeightedMean, Workload, analyze, make_train_step
 from jaxmem.errors import ConfigError
 
 ROWS = 8 * 257  # bfloat16 cannot hold 2056; its neighbours are 2048 and 2064
@@ -48,3 +48,25 @@ def test_two_spellings_of_one_precision_are_equal():
 def test_float64_is_refused_where_jax_would_make_float32_of_it():
     with pytest.raises(ConfigError, match="jax_enable_x64"):
         make_train_step(masked_workload(), MemoryConfig(accumulator_dtype="float64"))
+
+
+@pytest.mark.parametrize("dtype, k, told", [("bfloat16", 8, True), ("bfloat16", 1, False), ("float32", 8, False)])
+def test_case_19_sums_in_a_narrow_dtype_appear_in_the_report(dtype, k, told):
+    report = analyze(masked_workload(), MemoryConfig(accumulation_steps=k, accumulator_dtype=dtype), target="cpu")
+    assert any("8 micro-batches are summed in bfloat16" in warning for warning in report.warnings) == told
+
+
+def test_case_20_the_accumulators_of_a_step_have_the_configured_dtype():
+    """maxtext#5039: the carry of the scan, from its jaxpr; in bfloat16 it takes half the bytes."""
+    params = {"w": jnp.ones((3, 5), jnp.bfloat16), "b": jnp.ones(7)}
+    loss = lambda p, x: WeightedMean(x.sum() * p["w"].astype(jnp.float32).sum() * p["b"].sum(), x.size)  # noqa: E731
+    sizes = {}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        config = MemoryConfig(accumulation_steps=4, accumulator_dtype=dtype)
+        step = make_train_step(Workload(loss, params, jnp.ones(8), optax.sgd(0.1)), config)
+        jaxpr = jax.make_jaxpr(step._step)(step.abstract_state(), step.abstract_batch())
+        (scan,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+        carry = [v.aval for v in scan.outvars if v.aval.shape in ((3, 5), (7,))]
+        assert [aval.dtype for aval in carry] == [dtype, dtype]
+        sizes[dtype] = sum(aval.size * aval.dtype.itemsize for aval in carry)
+    assert sizes[jnp.float32] == 2 * sizes[jnp.bfloat16] == 22 * 4

@@ -9,6 +9,7 @@ _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=?]*)\](?:\{([^}]*)\})?")
 _TILES = re.compile(r"(?<=[T)])\(([\d,*]+)\)")
 _BITS = re.compile(r"^[a-z]+?(\d+)(?:e\d.*|fn.*|b\d.*)?$")
 _SPACE = re.compile(r"S\((\d+)\)")
+_NUMPY = {"pred": "bool", "s": "int", "u": "uint", "f": "float", "bf16": "bfloat16", "c64": "complex64"}
 _COMMENT = re.compile(r"/\*.*?\*/")
 
 
@@ -47,6 +48,17 @@ def arrays(type_text: str) -> list[Array]:
         Array(found.group(), found.group(1), _dimensions(found.group(2)), found.group(3) or "")
         for found in _ARRAY.finditer(type_text)
     ]
+
+
+def dtype_name(name: str) -> str:
+    """numpy's name of an HLO element type.
+
+    >>> dtype_name("bf16"), dtype_name("s32"), dtype_name("pred")
+    ('bfloat16', 'int32', 'bool')
+    """
+    if name in _NUMPY:
+        return _NUMPY[name]
+    return f"{_NUMPY[name[0]]}{name[1:]}" if name[:1] in "suf" and name[1:].isdigit() else name
 
 
 def leaves(type_text: str) -> list[tuple[tuple[int, ...], str]]:
