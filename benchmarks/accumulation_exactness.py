@@ -1,0 +1,302 @@
+"""How far accumulated gradients are from the truth, over random set-ups, and how far the usual ways of doing it are.
+
+    python -m benchmarks.accumulation_exactness --json -
+
+A set-up draws micro-batches K, rows, padding, valid tokens of each row, terms of the objective, dtype, shards (1 or 8
+virtual CPU devices) and kinds of model state. The truth is the gradient of the whole batch in float64; errors are
+relative L2 distances of single leaves, the worst counts. In 16 bits the yardstick is the one-batch step of the same
+dtypes, which rounds too: `worst_ratio_bf16` is error over that step's error, leaf by leaf.
+"""
+
+import dataclasses
+import functools
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks._harness import emit
+from jaxmem import LossOutput, Sum, WeightedMean
+from jaxmem.accumulate import value_and_grad
+
+SETUPS = 210
+DEVICES = 8
+IGNORED = -100
+TOKENS, WIDTH, VOCABULARY = 6, 8, 11
+LOSS_SCALE = 256.0
+TERMS = ("mean", "weighted", "weighted+aux", "weighted+sum", "three")
+STATES = ("none", "counter", "maximum", "mean", "carry")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SetUp:
+    """One drawn configuration."""
+
+    seed: int
+    micro_batches: int
+    rows: int
+    terms: str
+    dtype: str
+    shards: int
+    state: str
+
+    @classmethod
+    def draw(cls, seed: int) -> "SetUp":
+        rng = np.random.default_rng(seed)
+        pick = lambda options: options[int(rng.integers(len(options)))]  # noqa: E731
+        terms, shards, dtype = pick(TERMS), pick((1, 1, DEVICES)), DTYPES[seed % len(DTYPES)]
+        count = pick((2, 3, 4, 5, 8))
+        if shards > 1:
+            return cls(
+                seed=seed, micro_batches=pick((2, 3)), rows=48, terms=terms, dtype=dtype, shards=shards,
+                state=pick(STATES[:-1]),
+            )  # fmt: skip
+        # Only an objective whose every term is weighted may be padded.
+        rows = pick((24, 40)) if terms in ("weighted", "weighted+aux") else 24 if 24 % count == 0 else 40
+        count = count if terms in ("weighted", "weighted+aux") or rows % count == 0 else 4
+        return cls(
+            seed=seed, micro_batches=count, rows=rows, terms=terms, dtype=dtype, shards=1, state=pick(STATES)
+        )  # fmt: skip
+
+    @property
+    def padded(self) -> bool:
+        return self.rows % self.micro_batches != 0
+
+
+def params_and_batch(setup: SetUp):
+    rng = np.random.default_rng([setup.seed, 1])
+    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    params = {
+        "embedding": normal(VOCABULARY, WIDTH),
+        "hidden": {"kernel": normal(WIDTH, 2 * WIDTH) / WIDTH**0.5, "bias": 0.1 * normal(2 * WIDTH)},
+        "out": normal(2 * WIDTH, VOCABULARY) / (2 * WIDTH) ** 0.5,
+    }
+    lengths = rng.integers(0, TOKENS + 1, setup.rows)
+    lengths[0] = TOKENS  # at least one token is valid
+    labels = rng.integers(0, VOCABULARY, (setup.rows, TOKENS))
+    labels = np.where(np.arange(TOKENS) < lengths[:, None], labels, IGNORED)
+    batch = {"tokens": rng.integers(0, VOCABULARY, (setup.rows, TOKENS)), "labels": labels}
+    return params, {name: leaf.astype(np.int32) for name, leaf in batch.items()}
+
+
+def parts(params, batch, dtype):
+    """Sums over rows and what they are divided by, computed in `dtype` and summed in at least float32."""
+    wide = jnp.promote_types(dtype, jnp.float32)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    valid = batch["labels"] != IGNORED
+    x = params["embedding"][batch["tokens"]]
+    x = jnp.tanh(x @ params["hidden"]["kernel"] + params["hidden"]["bias"])
+    logits = (x @ params["out"]).astype(wide)
+    log_z = jax.nn.logsumexp(logits, -1)
+    picked = jnp.take_along_axis(logits, jnp.where(valid, batch["labels"], 0)[..., None], -1)[..., 0]
+    rows = jnp.any(valid, 1)
+    return {
+        "ce": (jnp.where(valid, log_z - picked, 0).sum(), valid.sum()),
+        "z": (jnp.where(valid, log_z**2, 0).sum(), valid.sum()),
+        "norm": (jnp.where(rows, (x.astype(wide) ** 2).mean((1, 2)), 0).sum(), rows.sum()),
+        "mean": (x.astype(wide) ** 2).mean(),
+        "max_logit": jnp.where(valid, logits.max(-1), -jnp.inf).max().astype(jnp.float32),
+    }
+
+
+def terms_of(found, terms: str, ratio, total):
+    """The objective, of means `ratio(name)` and sums `total(value)`."""
+    if terms == "mean":
+        return found["mean"]
+    objective = ratio("ce")
+    if terms == "weighted+aux":
+        objective = objective + 0.01 * ratio("z")
+    elif terms == "weighted+sum":
+        objective = objective + total(found["norm"][0] / 40)
+    elif terms == "three":
+        objective = objective + 0.3 * ratio("norm") + 0.05 * found["mean"]
+    return objective
+
+
+def loss_of(setup: SetUp):
+    """The loss as jaxmem takes it."""
+
+    def loss(params, batch, state):
+        found = parts(params, batch, setup.dtype)
+        objective = terms_of(found, setup.terms, lambda name: WeightedMean(*found[name]), Sum)
+        tokens = found["ce"][1]
+        new = {
+            "none": lambda: state,
+            "counter": lambda: {"tokens": state["tokens"] + tokens},
+            "maximum": lambda: {"amax": jnp.maximum(state["amax"], found["max_logit"])},
+            "mean": lambda: {"share": tokens / batch["labels"].size},
+            "carry": lambda: {"calls": state["calls"] + 1},
+        }[setup.state]()
+        return LossOutput(objective, state=new)
+
+    return loss
+
+
+STARTS = {
+    "none": None,
+    "counter": {"tokens": np.int32(0)},
+    "maximum": {"amax": np.float32(-np.inf)},
+    "mean": {"share": np.float32(0)},
+    "carry": {"calls": np.int32(0)},
+}
+REDUCTIONS = {"none": "carry", "counter": "sum", "maximum": "max", "mean": "mean", "carry": "carry"}
+
+
+def whole_batch(params, batch, *, terms: str, dtype):
+    """The objective of a batch as one plain function."""
+    found = parts(params, batch, dtype)
+    return terms_of(found, terms, lambda name: found[name][0] / jnp.maximum(found[name][1], 1), lambda value: value)
+
+
+@functools.cache
+def one_batch(terms: str, dtype: str):
+    scale = LOSS_SCALE if dtype == "float16" else 1.0
+    grad = jax.grad(lambda params, batch: scale * whole_batch(params, batch, terms=terms, dtype=dtype))
+    return jax.jit(lambda params, batch: jax.tree.map(lambda leaf: leaf / scale, grad(params, batch)))
+
+
+def truth(setup: SetUp, params, batch):
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
+        return jax.tree.map(np.asarray, one_batch(setup.terms, "float64")(wide, batch))
+
+
+def ours(setup: SetUp, params, batch, mesh):
+    fn = value_and_grad(
+        loss_of(setup),
+        setup.micro_batches,
+        state_reduction=REDUCTIONS[setup.state],
+        data_sharding="data" if setup.shards > 1 else None,
+        pad={"tokens": 0, "labels": IGNORED} if setup.padded else None,
+    )
+    scale = LOSS_SCALE if setup.dtype == "float16" else None
+    state = STARTS[setup.state]
+    if setup.shards == 1:
+        return jax.jit(fn)(params, batch, state=state, loss_scale=scale)
+    with jax.set_mesh(mesh):
+        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+        batch = jax.device_put(batch, rows)
+        return jax.jit(fn)(params, batch, state=state, loss_scale=scale)
+
+
+def state_is_right(setup: SetUp, out, batch) -> bool:
+    tokens = int((batch["labels"] != IGNORED).sum())
+    if setup.state == "counter":
+        return int(out.state["tokens"]) == tokens
+    if setup.state == "carry":
+        return int(out.state["calls"]) == setup.micro_batches
+    if setup.state == "mean":
+        padded = setup.rows + (-setup.rows % setup.micro_batches)
+        return abs(float(out.state["share"]) - tokens / (padded * TOKENS)) < 1e-6
+    return setup.state == "none" or bool(jnp.isfinite(out.state["amax"]))
+
+
+# -- the usual ways ------------------------------------------------------------------------------
+
+
+@functools.cache
+def peers(terms: str, count: int):
+    """name → gradients of a float32 batch that `count` divides, each micro-batch its own mean."""
+    loss = functools.partial(whole_batch, terms=terms, dtype="float32")
+    grad = jax.grad(loss)
+
+    def cut(batch):
+        return jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch)
+
+    def mean_of_means(params, batch):
+        add = lambda total, micro: (jax.tree.map(jnp.add, total, grad(params, micro)), None)  # noqa: E731
+        total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), cut(batch))
+        return jax.tree.map(lambda leaf: leaf / count, total)
+
+    def multi_steps(params, batch):
+        optimizer = optax.MultiSteps(optax.identity(), count)
+
+        def micro_step(state, micro):
+            updates, state = optimizer.update(grad(params, micro), state, params)
+            return state, updates
+
+        _, updates = jax.lax.scan(micro_step, optimizer.init(params), cut(batch))
+        return jax.tree.map(lambda leaf: leaf[-1], updates)
+
+    def microbatching(params, batch):
+        size = batch["labels"].shape[0] // count
+        kind = optax.microbatching.AccumulationType.MEAN
+        return optax.microbatching.microbatch(grad, argnums=1, microbatch_size=size, accumulator=kind)(params, batch)
+
+    found = {"mean_of_means": mean_of_means, "optax_multi_steps": multi_steps, "optax_microbatching": microbatching}
+    return {name: jax.jit(fn) for name, fn in found.items()}
+
+
+def errors(got, want) -> dict[str, float]:
+    """Relative L2 distance of each leaf; a leaf that does not matter to this objective must be zero."""
+    found = {}
+    for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        norm = float(np.linalg.norm(other))
+        distance = float(np.linalg.norm(np.asarray(one, np.float64) - other))
+        found[jax.tree_util.keystr(path)] = distance / norm if norm else distance
+    return found
+
+
+def main():
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    jax.config.update("jax_platforms", "cpu")
+    mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    worst = dict.fromkeys(DTYPES, 0.0)
+    ratios = dict.fromkeys(DTYPES, 0.0)
+    one_batch_worst = dict.fromkeys(DTYPES, 0.0)
+    theirs: dict[str, list[float]] = {}
+    wrong_states, drawn = 0, []
+    for seed in range(SETUPS):
+        setup = SetUp.draw(seed)
+        drawn.append(setup)
+        params, batch = params_and_batch(setup)
+        want = truth(setup, params, batch)
+        out = ours(setup, params, batch, mesh)
+        wrong_states += not state_is_right(setup, out, batch)
+        found = errors(out.grads, want)
+        plain = errors(one_batch(setup.terms, setup.dtype)(params, batch), want)
+        worst[setup.dtype] = max(worst[setup.dtype], *found.values())
+        one_batch_worst[setup.dtype] = max(one_batch_worst[setup.dtype], *plain.values())
+        exact = [leaf for leaf in found if not plain[leaf]]  # what this objective does not depend on
+        assert all(found[leaf] == 0 for leaf in exact), setup
+        ratio = max(found[leaf] / plain[leaf] for leaf in found if plain[leaf])
+        ratios[setup.dtype] = max(ratios[setup.dtype], ratio)
+        if setup.dtype == "float32" and not setup.padded:
+            for name, fn in peers(setup.terms, setup.micro_batches).items():
+                theirs.setdefault(name, []).append(max(errors(fn(params, batch), want).values()))
+        print(f"\r{seed + 1} of {SETUPS}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    figures = {
+        "setups": SETUPS,
+        "max_rel_error_fp32": worst["float32"],
+        "one_batch_max_rel_error_fp32": one_batch_worst["float32"],
+        **{f"max_rel_error_{short}": worst[dtype] for dtype, short in (("bfloat16", "bf16"), ("float16", "fp16"))},
+        **{
+            f"one_batch_max_rel_error_{short}": one_batch_worst[dtype]
+            for dtype, short in (("bfloat16", "bf16"), ("float16", "fp16"))
+        },
+        **{f"worst_ratio_{short}": ratios[dtype] for dtype, short in (("bfloat16", "bf16"), ("float16", "fp16"))},
+        "wrong_states": wrong_states,
+        **{f"{name}_max_rel_error_fp32": max(values) for name, values in theirs.items()},
+        **{f"{name}_median_rel_error_fp32": float(np.median(values)) for name, values in theirs.items()},
+    }
+    counts = {
+        "padded": sum(setup.padded for setup in drawn),
+        "sharded": sum(setup.shards > 1 for setup in drawn),
+        **{f"dtype {dtype}": sum(setup.dtype == dtype for setup in drawn) for dtype in DTYPES},
+        **{f"terms {terms}": sum(setup.terms == terms for setup in drawn) for terms in TERMS},
+        **{f"state {state}": sum(setup.state == state for setup in drawn) for state in STATES},
+    }
+    emit(
+        figures,
+        target="cpu",
+        provenance=dict.fromkeys(figures, "measured"),
+        notes={"drawn": counts, "devices": DEVICES},
+    )
+
+
+if __name__ == "__main__":
+    main()
