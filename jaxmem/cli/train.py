@@ -104,7 +104,7 @@ def summary(result, asked: int) -> str:
     last = result.metrics
     text = f"{result.windows} of {asked} steps, loss {last['loss']:.6g} after step {last['step']}"
     if "loss_scale" in last and last["skipped"]:
-        text = f"{text}, {last['skipped']:g} windows skipped as their gradients were not finite"
+        text = f"{text}, {last['skipped']:g} skipped (gradients not finite)"
     text = f"{text}, {last['seconds']:.1f} s"
     return text if result.stopped == "done" else f"{text}; {result.stopped}"
 

@@ -95,6 +95,27 @@ def test_train_writes_metrics_and_says_how_it_ended(capfd, model, tmp_path):
     assert ran.err.startswith("step 1 loss ")
 
 
+HALF = LINEAR.replace(", *, memory", "").replace("memory.block(", "(").replace("jnp.sum(batch**2)", "(batch**2).sum()")
+HALF = HALF.replace("data=lambda window: batch", "data=lambda window: batch * (1e5 if window in BAD else 1)")
+
+
+def test_train_in_float16_shows_the_scale_and_goes_on_after_an_overflow(capfd, tmp_path):
+    path, metrics = write(tmp_path, HALF + "\n    BAD = {1}\n"), tmp_path / "metrics.jsonl"
+    ran = run(capfd, "train", path, "--steps", "4", "--log-every", "1", "--precision", "float16", "--metrics", metrics)
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert ran.code == 0 and [record["step"] for record in records] == [1, 1, 2, 3]
+    assert [record["loss_scale"] for record in records] == [2**15, 2**15, 2**14, 2**14]
+    assert "loss_scale 16384 skipped 1" in ran.err
+    assert " after step 3, 1 skipped (gradients not finite), " in ran.out
+
+
+def test_a_run_in_which_every_window_overflows_ends_with_a_cure(capfd, tmp_path):
+    path = write(tmp_path, HALF + "\n    BAD = range(1000)\n")
+    ran = run(capfd, "train", path, "--steps", "80", "--precision", "float16")
+    assert ran.code == 2 and "skipped in a row at step 0" in ran.err and "the loss scale down to 1" in ran.err
+    assert "bfloat16" in ran.err and "Traceback" not in ran.err
+
+
 def test_the_seed_decides_the_parameters(capfd, tmp_path):
     source = LINEAR + "\n    import dataclasses\n    def drawn():\n"
     source += "        params = lambda key: {'layers': [jax.random.normal(key, (4, 4))]}\n"

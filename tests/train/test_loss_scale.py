@@ -287,3 +287,21 @@ def test_a_metric_that_is_nan_though_no_window_was_skipped_still_stops_the_loop(
     step = make_train_step(workload(loss_fn=named), SCALED)
     with pytest.raises(NonFiniteError, match="NaN in 'extra'"):
         train_loop(step, step.init(), data(lambda w: False), 1)
+
+
+# -- on a mesh -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["once", "each"])
+def test_an_overflow_on_one_shard_skips_the_window_on_all(reduction):
+    """Two micro-batches on four devices: the bad row is on one of them, the moments are sharded and stay so."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    config = MemoryConfig(accumulation_steps=2, gradient_reduction=reduction, precision="float16")
+    step = make_train_step(workload(optax.adam(0.05)), config, mesh=mesh)
+    state, _ = step(step.init(), X)
+    before, shardings = kept(state), jax.tree.map(lambda x: x.sharding, state)
+    state, metrics = step(state, X.at[5].multiply(1e4))
+    assert kept(state) == before and int(state.skipped) == 1 and float(metrics["loss_scale"]) == 2.0**15
+    assert jax.tree.map(lambda x: x.sharding, state) == shardings
+    state, _ = step(state, X)
+    assert (int(state.step), float(state.loss_scale.scale)) == (2, 2.0**14)
