@@ -29,6 +29,8 @@ class Workload:
       rng: PRNG key (typed, or raw uint32) for initialisation and for a loss that declares `rng`.
       state: model state that is not differentiated (BatchNorm statistics, RNG counts), or a
         function of a key that makes it.
+      state_reduction: how micro-batches, and shards that accumulate locally, combine the state: "carry" (one after the
+        other), "mean", "sum", "max" or "last"; a pytree prefix of the state, or a function `(path, leaf) -> name`.
       data: batches to train on: an iterable, or a function of the window index (which resumes
         exactly). Batches are global, not per process.
       batch_axes: pytree prefix of `batch` with each leaf's example axis; None for a leaf that
@@ -61,6 +63,7 @@ class Workload:
     _: dataclasses.KW_ONLY
     rng: Any = None
     state: Any = None
+    state_reduction: Any = "carry"
     data: Any = None
     batch_axes: Any = 0
     trainable: Any = None

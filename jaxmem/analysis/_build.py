@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from typing import Any
 
 import jax
 
@@ -13,6 +14,7 @@ from jaxmem.analysis._memory import MemoryBytes, argument_bytes, read_memory, us
 from jaxmem.analysis._program import Program, known
 from jaxmem.analysis._records import Finding, StepTime
 from jaxmem.analysis._report import MemoryReport
+from jaxmem.analysis.hlo._reductions import gradient_reductions
 from jaxmem.analysis.step_time import NOMINAL_CPU, step_time
 from jaxmem.errors import InputError
 from jaxmem.targets import Target, check_runs, on_target, unknown_scratch_bytes
@@ -83,6 +85,8 @@ def build_report(
         asked_recompute_flops=modelled.recompute if modelled else None,
         flops=made.flops.flops if made.flops else None,
         recompute_flops=recompute,
+        gradient_reduction=known_before.gradient_reduction,
+        **_reductions(made, known_before),
         step_seconds=time.seconds if time else None,
         step_time=time,
         fits=facts.fits,
@@ -106,6 +110,13 @@ class _Facts:
     fits: Fits
     fits_reason: str
     notes: tuple[str, ...]
+
+
+def _reductions(made: CompiledProgram, program: Program) -> dict[str, Any]:
+    if made.module is None or program.shards == 1 or not program.gradients:
+        return {}
+    found = gradient_reductions(made.module, program.gradients, program.shards)
+    return {"gradient_reductions": round(found.times, 3), "gradient_reduction_bytes": found.size_bytes}
 
 
 def _time(made: CompiledProgram, target: Target) -> StepTime | None:

@@ -30,6 +30,9 @@ class Program:
       saved_names: the names under which values are saved, by the line of source that makes them ("/path/gpt.py:59")
         and their number of elements.
       kind_of: kind of an argument from its path ("state.params['w']"), one of `KINDS`.
+      gradients: shapes of the gradients on one device, of a step that reduces them.
+      shards: devices among which they are reduced.
+      gradient_reduction: "once" or "each" micro-batch.
       notes: sentences for the report's warnings.
     """
 
@@ -42,6 +45,9 @@ class Program:
     remat: str = "none"
     saved_names: Mapping[tuple[str, int], str] | Callable[[], Mapping[tuple[str, int], str]] | None = None
     kind_of: Callable[[str], str] | None = None
+    gradients: tuple[tuple[int, ...], ...] = ()
+    shards: int = 1
+    gradient_reduction: str | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod

@@ -26,6 +26,7 @@ _COMPILED = (
     "generated_code_bytes",
     "flops",
     "recompute_flops",
+    "gradient_reduction_bytes",
 )
 
 
@@ -56,6 +57,10 @@ class MemoryReport:
       asked_recompute_flops: those that the trace asks to compute again, over all devices.
       flops: all of the compiled program's, loops multiplied out, per device.
       recompute_flops: those that the compiled program really computes again, per device.
+      gradient_reduction: of a step on several shards of a batch: "once" or "each" micro-batch, as it was built.
+      gradient_reductions: how often a step reduces its gradients between devices, on average over their elements;
+        in the compiled program, arrays told by their sizes.
+      gradient_reduction_bytes: of gradients that are reduced in a step, per device.
       step_seconds: estimated time of a call, that of `step_time`; None where nothing is known of the chip.
       step_time: how the estimate came about.
       fits: "yes", "no" or "uncertain", and `fits_reason` with the reserve assumed.
@@ -98,6 +103,9 @@ class MemoryReport:
     asked_recompute_flops: int | None = None
     flops: int | None = None
     recompute_flops: int | None = None
+    gradient_reduction: str | None = None
+    gradient_reductions: float | None = None
+    gradient_reduction_bytes: int | None = None
     step_seconds: float | None = None
     fits: Fits
     fits_reason: str
@@ -119,7 +127,8 @@ class MemoryReport:
         """Where each number is from: "compiled" or "modelled"."""
         origins = {**dict.fromkeys(_COMPILED, "compiled"), **dict.fromkeys(_MODELLED, "modelled")}
         buffers = dict.fromkeys(("by_kind", "argument_dtypes", "padding_bytes"), self.buffer_provenance)
-        return {**origins, "argument_bytes": self.argument_provenance, "step_seconds": "modelled", **buffers}
+        others = {"gradient_reductions": "compiled", "step_seconds": "modelled"}
+        return {**origins, "argument_bytes": self.argument_provenance, **others, **buffers}
 
     def to_dict(self, *, details: bool = True) -> dict[str, Any]:
         """The fields as JSON-ready values, `provenances`, and the name of the `schema`.
@@ -162,6 +171,8 @@ class MemoryReport:
             if value is not None:
                 text = format_bytes(value) if name.endswith("_bytes") else format_flops(value)
                 lines.append(f"  {name} = {text} ({self.provenances[name]})")
+        if self.gradient_reductions is not None:
+            lines.append(f"  gradient_reductions = {self.gradient_reductions:.3g} (compiled)")
         lines.append(f"  fits = {self.fits}: {self.fits_reason}")
         return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
 

@@ -119,6 +119,8 @@ def facts(report: MemoryReport) -> list[tuple[str, str, str]]:
     add("forward", report.forward_flops, "modelled, all devices", format_flops)
     add("whole program", report.flops, "per device", format_flops)
     add("recomputed", report.recompute_flops, "per device", format_flops)
+    if report.gradient_reductions is not None:
+        add("gradients reduced", report.gradient_reduction_bytes, f"{report.gradient_reductions:.3g} times a step")
     time = report.step_time
     if time is not None:
         by = "the compiler's cycles" if time.method == "compiler_cycles" else "a roofline"

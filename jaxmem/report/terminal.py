@@ -41,12 +41,19 @@ _LINES: tuple[tuple[str, _Cell], ...] = (
     ("forward*", lambda r: format_flops(r.forward_flops)),
     ("whole program", lambda r: format_flops(r.flops)),
     ("recomputed", lambda r: format_flops(r.recompute_flops)),
+    ("gradients reduced", lambda r: _reduced(r)),
     ("time of a step (estimate)", lambda r: format_seconds(r.step_seconds)),
 )
 
 _BAR, _SHOWN_SHARE, _LARGEST, _FINDINGS = 30, 0.005, 8, 5
 
 _FITS_STYLE = {"yes": "green", "no": "red", "uncertain": "yellow"}
+
+
+def _reduced(report: MemoryReport) -> str:
+    if report.gradient_reductions is None:
+        return "-"
+    return f"{report.gradient_reductions:.3g} x, {format_bytes(report.gradient_reduction_bytes)}"
 
 
 def print_report(report: MemoryReport, console: Console | None = None) -> None:

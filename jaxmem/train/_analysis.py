@@ -3,12 +3,15 @@
 import math
 import warnings
 
+import jax
 import jax.numpy as jnp
 
 from jaxmem.analysis import MemoryReport, Program, analyze, analyze_program, as_program, compare, kinds_by_path
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import RematWarning, WorkloadError
 from jaxmem.targets import Target, on_target, resolve_target
+from jaxmem.train._loss import partition
+from jaxmem.train._reduction import local_shape
 from jaxmem.train._step import TrainStep, make_train_step
 from jaxmem.workload import Workload
 
@@ -22,6 +25,8 @@ _NARROW_SUMS = (
     "Gradients of {} micro-batches are summed in {}: what is small beside the sum so far is lost. "
     'accumulator_dtype="float32" loses nothing.'
 )
+
+_WHEN = {"once": "once, after the last micro-batch", "each": "with each micro-batch"}
 
 _KIND_OF = kinds_by_path(
     {"state": "state", "state.params": "parameters", "state.opt_state": "optimizer_state", "batch": "batch"}
@@ -61,6 +66,8 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
         warnings.simplefilter("ignore", RematWarning)  # they are notes of the report
         traced, target, seen = step.trace_for(target)
     notes = step.examine().warnings
+    if step.reduction().why:
+        notes = (*notes, f"Gradients are reduced {_WHEN[step.reduction().kind]}: {step.reduction().why}.")
     if policy.offload and target.platform == "cpu":
         notes = (*notes, _NOT_EVIDENCED)
     if _sums_narrowly(step.config):
@@ -80,6 +87,9 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
         saved_residual_bytes=step.residual_bytes,
         plain_residual_bytes=plain_residual_bytes,
         remat=str(policy),
+        gradients=_gradient_shapes(step),
+        shards=step.reduction().shards,
+        gradient_reduction=step.reduction().kind if step.reduction().shards > 1 else None,
         kind_of=_KIND_OF,
         saved_names=lambda: _saved_names(step),
         notes=(*notes, *seen),
@@ -88,6 +98,11 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
 
 def _sums_narrowly(config: MemoryConfig) -> bool:
     return config.accumulation_steps > 1 and jnp.finfo(config.dtypes.accumulator).bits < 32
+
+
+def _gradient_shapes(step: TrainStep) -> tuple[tuple[int, ...], ...]:
+    trainable, _ = partition(step.abstract_arguments()[0].params, step.workload.trainable)
+    return tuple(local_shape(leaf) for leaf in jax.tree.leaves(trainable))
 
 
 def _saved_names(step: TrainStep) -> dict[tuple[str, int], str]:

@@ -17,7 +17,7 @@ from jaxmem.config import MemoryConfig
 from jaxmem.errors import WorkloadError
 from jaxmem.objective import LossOutput, Objective, Sum
 from jaxmem.targets import resolve_target
-from jaxmem.train._loss import configured_loss, merge, partition
+from jaxmem.train._loss import configured_loss, merge, partition, state_reductions
 from jaxmem.train._state import TrainState
 from jaxmem.train._step import TrainStep, make_train_step
 from jaxmem.workload import Workload, path_string
@@ -95,17 +95,22 @@ def run_one_by_one(
         lowered = jitted.lower(trainable, take(index=0), rng=key, state=state.state)
         terms.append(_checked(lowered.compile(compiler_options=workload.compiler_options), limit_bytes))
     sums = [_WeightedSum() for _ in rules]
-    carried = state.state
+    names = jax.tree.broadcast(state_reductions(workload, state.state), state.state)
+    carried, states = state.state, []
     for index in range(steps):
-        micro = [
-            term(trainable, take(index=index), rng=jax.random.fold_in(key, index), state=carried) for term in terms
-        ]
+        seen = jax.tree.map(lambda now, start, name: now if name == "carry" else start, carried, state.state, names)
+        micro = [term(trainable, take(index=index), rng=jax.random.fold_in(key, index), state=seen) for term in terms]
         for total, rule, out in zip(sums, rules, micro, strict=True):
             total.add(out, float(out.weights[0]) if rule == "weighted" else 1.0)
         carried = micro[0].state
+        states.append(_to_host(carried))
     parts = [total.result(divide=rule != "sum") for total, rule in zip(sums, rules, strict=True)]
     gradients = jax.tree.map(lambda *leaves: sum(leaves), *(gradient for _, gradient in parts))
-    return Outcome(loss=sum(value for value, _ in parts), gradients=gradients, state=_to_host(carried))
+    return Outcome(
+        loss=sum(value for value, _ in parts),
+        gradients=gradients,
+        state=_combined(_to_host(state.state), states, names),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,6 +226,19 @@ def _to_host(tree: Any) -> Any:
         return np.asarray(leaf)
 
     return jax.tree.map(move, tree)
+
+
+def _combined(start: Any, states: list[Any], names: Any) -> Any:
+    """The states of micro-batches together, by the reduction of each leaf."""
+
+    def combine(start, name, *leaves):
+        if name == "mean":
+            return np.mean(np.stack(leaves).astype(np.float64), 0).astype(start.dtype)
+        if name == "sum":
+            return start + sum(leaf - start for leaf in leaves)
+        return np.max(np.stack(leaves), 0) if name == "max" else leaves[-1]
+
+    return jax.tree.map(combine, start, names, *states)
 
 
 def _terms(output: Any) -> tuple[tuple[Any, Any], ...]:

@@ -60,6 +60,14 @@ def merge(trainable, frozen):
     return jax.tree.map(lambda a, b: b if a is None else a, trainable, frozen, is_leaf=lambda x: x is None)
 
 
+def state_reductions(workload: Workload, state):
+    """How micro-batches combine each leaf of the state, or a prefix of it, where that was given."""
+    wanted = workload.state_reduction
+    if not callable(wanted):
+        return wanted
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: wanted(path_string(path), leaf), state)
+
+
 def check_precision(workload: Workload, config: MemoryConfig, state, batch) -> None:
     """A loss that declares `memory` casts by itself: PrecisionWithoutEffect if nothing in it has the dtype."""
     dtype = jnp.dtype(config.dtypes.compute)

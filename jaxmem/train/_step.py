@@ -15,7 +15,8 @@ from jaxmem.errors import ConfigError, RematWarning, WorkloadError
 from jaxmem.policy import Policy
 from jaxmem.targets import Target, compile_lowered, on_target, place, resolve_target
 from jaxmem.train._layout import Layout, sharding_of
-from jaxmem.train._loss import check_precision, check_widths, configured_loss, merge, partition
+from jaxmem.train._loss import check_precision, check_widths, configured_loss, merge, partition, state_reductions
+from jaxmem.train._reduction import Reduction, choose_reduction
 from jaxmem.train._remat import compare_residuals, examine_step
 from jaxmem.train._skip import check_metric_names, current_scale, scaling_metrics, skip_unless
 from jaxmem.train._state import TrainState
@@ -74,7 +75,7 @@ class TrainStep:
     def __init__(self, workload: Workload, config: MemoryConfig, target: str | Target | None, mesh: Any = None):
         self.workload, self.config, self.target, self.mesh = workload, config, target, mesh
         self._layout = Layout.of(workload, mesh)
-        self._examination = None
+        self._examination = self._reduction = None
         self._jitted = jax.jit(self._step, donate_argnums=0, compiler_options=workload.compiler_options)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -103,7 +104,7 @@ class TrainStep:
         rng = self._rng if rng is None else rng
         check_key(rng)
         # Inside jit, so that what a key creates is allocated once, where it belongs.
-        places = None if self.mesh is None else self._layout.state(self._sharded_arguments()[0])
+        places = None if self.mesh is None else self._layout.state(self.abstract_arguments()[0])
         with self._layout.entered(rng):
             return jax.jit(self._init, out_shardings=places)(self._given(), rng)
 
@@ -112,11 +113,11 @@ class TrainStep:
         if self.mesh is None:
             return self._jitted.trace(self.abstract_state(), self.abstract_batch())
         with self._layout.entered():
-            return self._jitted.trace(*self._sharded_arguments())
+            return self._jitted.trace(*self.abstract_arguments())
 
     def trace_for(self, target: Target) -> tuple[jax.stages.Traced, Target, tuple[str, ...]]:
         """The step traced for a target, the target with the mesh of the batch's sharding, and notes about both."""
-        placed = place(self._sharded_arguments(), target)
+        placed = place(self.abstract_arguments(), target)
         with on_target(placed.target) as scope, self._layout.entered():
             self.examine()
             traced = self._jitted.trace(*placed.args)
@@ -183,7 +184,8 @@ class TrainStep:
             loss marks no block.
         """
         if self._examination is None:
-            self._examination = examine_step(self)
+            with self._layout.entered():
+                self._examination = examine_step(self)
         return self._examination
 
     def abstract_state(self) -> TrainState:
@@ -196,7 +198,7 @@ class TrainStep:
         """Shapes and dtypes of the example batch."""
         return jax.eval_shape(lambda batch: batch, jax.tree.map(_unsharded, self.workload.batch))
 
-    def _sharded_arguments(self) -> tuple[TrainState, Any]:
+    def abstract_arguments(self) -> tuple[TrainState, Any]:
         """`abstract_state` and `abstract_batch` with the shardings of what the workload was given."""
         state, given = self.abstract_state(), self._given()
         params, rest = (
@@ -257,7 +259,8 @@ class TrainStep:
             self.config.accumulation_steps,
             accumulator_dtype=self.config.dtypes.accumulator,
             batch_axes=self.workload.batch_axes,
-            data_sharding=self._data_sharding(),
+            state_reduction=state_reductions(self.workload, state.state),
+            data_sharding=self.reduction().rows if self.reduction().kind == "once" else None,
         )(trainable, batch, rng=jax.random.fold_in(state.rng, state.window), state=state.state, loss_scale=scale)
         # Optimizers that adapt to the loss (optax.contrib.reduce_on_plateau, …) take it as `value`; others ignore it.
         update = optax.with_extra_args_support(self._optimizer).update
@@ -279,18 +282,22 @@ class TrainStep:
             with jax.named_scope(OPTIMIZER_SCOPE):
                 new = skip_unless(out.finite, new, state, self.config)
         if self.mesh is not None:
-            new = self._layout.constrain(new, self._layout.state(self._sharded_arguments()[0]))
+            new = self._layout.constrain(new, self._layout.state(self.abstract_arguments()[0]))
         check_metric_names(out.metrics, self.config)
         metrics = {"loss": out.value, **out.metrics}
         if self.config.dtypes.output is not None:
             metrics = precision.cast_floating(metrics, self.config.dtypes.output)
         return new, {**metrics, **scaling_metrics(new, scale)}
 
-    def _data_sharding(self) -> Any:
-        """The rows' sharding where every shard accumulates its own gradients."""
-        if self.config.gradient_reduction != "once":
-            return None
-        return self._layout.rows
+    def reduction(self) -> Reduction:
+        """Whether every shard of the batch accumulates its own gradients; found out once.
+
+        Raises:
+          ConfigError: it was asked for, and cannot be.
+        """
+        if self._reduction is None:
+            self._reduction = choose_reduction(self, self.abstract_arguments()[0].params, self._layout.rows)
+        return self._reduction
 
     def loss(self, frozen=None, *, checkpoint=remat.checkpoint_unchecked):
         """`configured_loss` of this step's workload and config."""

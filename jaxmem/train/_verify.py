@@ -163,6 +163,13 @@ class Verifier:
         batch, made = fill_batch(workload.batch if self.batch is None else self.batch, rng)
         notes = ("The batch is only a shape: its integers are random zeros and ones.",) if made else ()
         dtype = promises.narrowest(step.config, self._plain_loss(workload, batch).narrow)
+        local = step.reduction().kind == "once" and step.reduction().shards > 1
+        if local and reference is None and not self._plain_loss(workload, batch).separable:
+            raise NotCompared(
+                "shards that accumulate locally draw numbers and see states of their own, which no plain step does.",
+                dtype,
+                notes,
+            )
         try:
             self.progress("computing gradients")
             got = run_step(step, batch, self.state, rng, self.limit_bytes)

@@ -1,6 +1,7 @@
 """A step on a mesh: equal to the step on one device, its state where it was, its batches where they belong."""
 
 import functools
+import io
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,12 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from rich.console import Console
 
-from jaxmem import MemoryConfig, WeightedMean, Workload, make_train_step
+from jaxmem import LossOutput, MemoryConfig, WeightedMean, Workload, assert_equivalent, make_train_step
+from jaxmem.analysis import MemoryReport
+from jaxmem.errors import ConfigError, StateError
+from jaxmem.report import print_report
 from tests.accumulate.problems import assert_trees_close
 
 D = 16
@@ -108,3 +113,48 @@ def test_bare_specs_in_the_loss_mean_the_steps_mesh():
     assert step.compile().memory_analysis().argument_size_in_bytes > 0
     state, _ = jax.jit(lambda state, batch: step(state, batch))(step.init(), batch())
     assert int(state.step) == 1
+
+
+def test_the_report_counts_reductions():
+    """Once: all gradients; each: those of every micro-batch, unless XLA moves the sum out of the loop."""
+    mesh = mesh_of(("data", 8))
+    once = step_of(mesh, gradient_reduction="once").report()
+    size = 4 * (D * D + D * 3)
+    assert (once.gradient_reduction, once.gradient_reductions, once.gradient_reduction_bytes) == ("once", 1.0, size)
+    assert "1 x, 1.2 KiB" in rendered(once) and "gradient_reductions = 1 (compiled)" in str(once)
+    alone = step_of().report()
+    assert (alone.gradient_reduction, alone.gradient_reductions) == (None, None)
+    assert MemoryReport.from_dict(once.to_dict()) == once
+
+
+def rendered(report):
+    console = Console(width=100, file=io.StringIO())
+    print_report(report, console)
+    return console.file.getvalue()
+
+
+def test_parameters_sharded_over_the_rows_are_reduced_each_time():
+    mesh = mesh_of(("data", 8))
+    own = lambda: jax.device_put(params(), NamedSharding(mesh, P("data")))  # noqa: E731
+    with pytest.raises(ConfigError, match="params/out sharded over 'data'. Use gradient_reduction='each'"):
+        step_of(mesh, own, gradient_reduction="once").reduction()
+    assert step_of(mesh, own, gradient_reduction="each").reduction().kind == "each"
+
+
+def test_state_of_shards_is_combined_as_the_workload_says():
+    def counting(params, batch, *, state):
+        seen = {"rows": state["rows"] + batch["y"].size, "amax": jnp.maximum(state["amax"], batch["x"].max())}
+        return LossOutput(loss(params, batch), state=seen)
+
+    names = {"rows": "sum", "amax": "max"}
+    for how in (names, lambda path, leaf: names[path]):
+        start = {"rows": jnp.int32(0), "amax": jnp.float32(-9)}
+        workload = Workload(counting, params(), batch(), optax.sgd(0.1), state=start, state_reduction=how)
+        config = MemoryConfig(accumulation_steps=2, gradient_reduction="once")
+        state, _ = two_steps(make_train_step(workload, config, mesh=mesh_of(("data", 8))))
+        assert int(state.state["rows"]) == 32 and float(state.state["amax"]) == batch()["x"].max()
+    assert assert_equivalent(workload, MemoryConfig(accumulation_steps=2))
+    carried = Workload(counting, params(), batch(), optax.sgd(0.1), state=start)
+    step = make_train_step(carried, config, mesh=mesh_of(("data", 8)))
+    with pytest.raises(StateError, match="'carry' for state/amax"):
+        step(step.init(), batch())

@@ -1,9 +1,7 @@
 """Bytes that a collective sends over the interconnect, by the ring algorithms."""
 
-import math
-import re
-
-from jaxmem.analysis.hlo._parse import COLLECTIVES, Computation, Instruction, Module
+from jaxmem.analysis.hlo._groups import group_size
+from jaxmem.analysis.hlo._parse import COLLECTIVES, Computation, Instruction
 from jaxmem.analysis.step_time._bytes import full_bytes
 
 # What a ring of n devices sends, in shares of (n - 1) / n of the larger of input and output.
@@ -16,9 +14,6 @@ _SENT = {
     "collective-broadcast": 1.0,
 }
 _PERMUTE = "collective-permute"
-_LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
-_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=")
-_PARTITIONS = re.compile(r"(?:num_partitions|replica_count)=(\d+)")
 
 
 def is_collective(opcode: str) -> bool:
@@ -48,21 +43,3 @@ def sent_bytes(computation: Computation, instruction: Instruction, devices: int)
         return taken
     group = group_size(instruction) or devices
     return _SENT[opcode] * max(taken, given) * (group - 1) / group
-
-
-def group_size(instruction: Instruction) -> int | None:
-    """Devices that take part in one group; None where the text names none.
-
-    >>> group_size(Instruction("a", "f32[]", "all-reduce", "%x), replica_groups=[2,4]<=[8]", False))
-    4
-    """
-    listed = _LISTED.search(instruction.rest)
-    if listed:
-        return len(listed.group(1).split(","))
-    iota = _IOTA.search(instruction.rest)
-    return int(iota.group(1).split(",")[-1]) if iota else None
-
-
-def device_count(module: Module) -> int:
-    """Devices of the program."""
-    return math.prod(int(n) for n in _PARTITIONS.findall(module.header))

@@ -4,11 +4,12 @@ import dataclasses
 import re
 
 from jaxmem.analysis._records import StepTime
+from jaxmem.analysis.hlo._groups import device_count
 from jaxmem.analysis.hlo._loops import trip_count
 from jaxmem.analysis.hlo._parse import Computation, Instruction, Module, parse_hlo
 from jaxmem.analysis.step_time._bytes import FREE, Traffic, Traffics, started_bytes
 from jaxmem.analysis.step_time._chip import ChipSpeed
-from jaxmem.analysis.step_time._collectives import device_count, is_collective, sent_bytes
+from jaxmem.analysis.step_time._collectives import is_collective, sent_bytes
 from jaxmem.analysis.step_time._work import Work, cost_estimate
 from jaxmem.targets import Chip
 

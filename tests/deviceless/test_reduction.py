@@ -1,0 +1,62 @@
+"""One reduction of the gradients a step, and no row moved, in what the compilers of chips make of a sharded batch."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import AbstractMesh
+
+from jaxmem import MemoryConfig, WeightedMean, Workload, make_train_step
+from jaxmem.analysis.hlo import _parse
+from jaxmem.targets import resolve_target
+from tests.deviceless.compiling import _PACKAGES, require
+
+D, LAYERS, ROWS, K = 128, 3, 256, 4
+TARGETS = ("tpu-v5e:2x4", "gpu-h100:1x1x8")
+GRADIENT_BYTES = 4 * (LAYERS * D * D + D * 2 * D)
+
+
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+def loss(params, x):
+    def layer(carry, w):
+        x, norm = carry
+        x = jnp.tanh(x @ w)
+        return (x, norm + (x**2).sum()), None
+
+    (x, norm), _ = jax.lax.scan(jax.checkpoint(layer), (x, 0.0), params["layers"])
+    losses = jax.nn.logsumexp(x @ params["out"], -1)
+    return WeightedMean(losses.sum(), losses.size) + 0.1 * WeightedMean(norm, losses.size)
+
+
+@functools.cache
+def report(target, reduction):
+    require(*_PACKAGES[resolve_target(target).platform])
+    params = {"layers": shape(LAYERS, D, D), "out": shape(D, 2 * D)}
+    workload = Workload(loss, params, shape(ROWS, D), optax.sgd(0.1))
+    config = MemoryConfig(accumulation_steps=K, gradient_reduction=reduction)
+    step = make_train_step(workload, config, mesh=AbstractMesh((8,), ("data",)), target=target)
+    return step.report(), _parse.parse_hlo(step.compile().as_text())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_once_is_one_reduction_of_each_gradient(target):
+    once, module = report(target, "once")
+    assert (once.gradient_reduction, once.gradient_reductions) == ("once", 1.0)
+    assert once.gradient_reduction_bytes == GRADIENT_BYTES
+    assert opcodes(module) == {"all-reduce"}
+    each, module = report(target, "each")
+    assert each.gradient_reduction == "each" and each.gradient_reductions > 2  # of the layers, in each micro-batch
+    assert opcodes(module) == {"all-reduce"}
+    # Every device computes its own rows, forward, backward and the layers again, and not more.
+    assert once.flops == each.flops <= 1.05 * (3 * once.forward_flops + once.asked_recompute_flops) / 8
+
+
+def opcodes(module):
+    """What talks to other devices: to reduce, and never to move a row."""
+    found = {i.opcode.removesuffix("-start") for c in module.computations.values() for i in c.instructions.values()}
+    return found & set(_parse.COLLECTIVES)
