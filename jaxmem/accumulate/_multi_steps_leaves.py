@@ -1,0 +1,137 @@
+"""Which leaves of the parameters `multi_steps` trains and accumulates for, and what it makes for the others."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxmem import _compat
+from jaxmem.errors import StateError
+from jaxmem.workload import is_array_like, path_string, select_paths
+
+
+def trained_leaves(params: Any, trainable: Any) -> list[bool]:
+    """For each leaf, whether the inner optimizer gets to see it: picked by `trainable`, and of a float dtype."""
+    leaves = jax.tree.leaves(params)
+    # A tree without leaves is what optax.tree_map_params puts in the place of the parameters.
+    chosen = jax.tree.leaves(select_paths(params, trainable)) if leaves else []
+    return [bool(yes) and is_float(leaf) for leaf, yes in zip(leaves, chosen, strict=True)]
+
+
+def is_float(leaf: Any) -> bool:
+    """Whether a leaf can have a gradient: an array or number, and no integer, key or float0."""
+    return is_array_like(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+
+
+def only(leaves: list, chosen: list[bool]) -> list:
+    """The leaves with optax's mark of absence in the place of those that were not chosen."""
+    return [leaf if yes else optax.MaskedNode() for leaf, yes in zip(leaves, chosen, strict=True)]
+
+
+def is_absent(leaf: Any) -> bool:
+    """Whether it is optax's mark of absence, which to JAX is a pytree without leaves."""
+    return isinstance(leaf, optax.MaskedNode)
+
+
+def read_leaves(inner: optax.GradientTransformationExtraArgs, params: Any, state: Any, dtype: Any) -> Any:
+    """For each leaf of `params`, whether anything comes of its gradient: a pytree of bools.
+
+    Nothing does where `optax.set_to_zero` drops it, or where `optax.masked` hands it through as it is, which is
+    no update that anyone wants applied. Both are only looked for where there is an `optax.masked`, so that an
+    optimizer like `optax.identity`, which hands everything through, is taken at its word.
+
+    Args:
+      params, state: of the inner optimizer.
+      dtype: of accumulators.
+    """
+    everything = jax.tree.map(lambda _: True, params)
+    if not has_masks(state):
+        return everything
+    grads = jax.tree.map(lambda p: jax.ShapeDtypeStruct(jnp.shape(p), accumulator_dtype_of(p, dtype)), params)
+    try:
+        closed, (updates, _) = jax.make_jaxpr(inner.update, return_shape=True)(grads, state, params)
+    except TypeError:  # it needs keywords that only `update` gets; gradients that are not read cost their accumulators
+        return everything
+    tree = jax.tree.structure(params)
+    if jax.tree.structure(updates) != tree:
+        return everything
+    given, made = closed.jaxpr.invars[: tree.num_leaves], closed.jaxpr.outvars
+    used_for = [index >= tree.num_leaves or out is not given[index] for index, out in enumerate(made)]
+    _, used = _compat.prune(closed, used_for)
+    return tree.unflatten(used[: tree.num_leaves])
+
+
+def has_masks(state: Any) -> bool:
+    """Whether an `optax.masked` is part of an optimizer, by its state."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, optax.MaskedState))
+    return any(isinstance(node, optax.MaskedState) for node in nodes)
+
+
+def accumulator_dtype_of(leaf: Any, dtype: Any) -> Any:
+    """The dtype that a leaf's gradients are added up in."""
+    complex_ = jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating)
+    return jnp.promote_types(dtype, jnp.complex64) if complex_ else jnp.dtype(dtype)
+
+
+def zero_accumulator(leaf: Any, dtype: Any) -> jax.Array:
+    """Zeros of the leaf's shape and, also under jit, of its sharding.
+
+    Zeros that depend on nothing are put on one device, or on all, by the compiler. What is computed from the leaf
+    lies where the leaf does, and this is 0 for NaN and infinities too.
+    """
+    dtype = accumulator_dtype_of(leaf, dtype)
+    return (leaf != leaf).astype(dtype) * 0 if hasattr(leaf, "astype") else jnp.zeros_like(leaf, dtype=dtype)
+
+
+def zero_update(leaf: Any, dtype: Any = None) -> Any:
+    """The update that leaves a parameter as it is, to the last bit: -0.0 for floats, since -0.0 + 0.0 is 0.0.
+
+    A PRNG key can be added to nothing; its update is of dtype float0, as its gradient is, and None for what is no
+    array. A constant of its own also keeps the compiler from holding one buffer of zeros for this and for the
+    gradients' first values through the whole backward pass.
+    """
+    if is_float(leaf):
+        return jnp.full_like(leaf, -0.0, dtype=jnp.result_type(leaf) if dtype is None else dtype)
+    if not is_array_like(leaf):
+        return None
+    dtype = jnp.result_type(leaf)
+    if jnp.issubdtype(dtype, jax.dtypes.extended) or dtype == jax.dtypes.float0:
+        return np.zeros(np.shape(leaf), jax.dtypes.float0)
+    return jnp.zeros_like(leaf)
+
+
+def leaves_up_to(tree: Any, other: Any, paths: list, what: str) -> list:
+    """What stands in `other` at each leaf of `tree`, which may be None or a MaskedNode.
+
+    Raises:
+      StateError: `other` has another structure.
+    """
+    try:
+        return tree.flatten_up_to(other)
+    except ValueError as error:
+        raise StateError(
+            wanted=f"{what} of the parameters' structure, with leaves such as {', '.join(paths[:3]) or '-'}",
+            got=str(error).splitlines()[0],
+            do="Give update the gradients of the parameters, and the state that init made for them.",
+        ) from None
+
+
+def leaf_paths(tree: Any) -> list[str]:
+    """The path of each leaf, "params/w"."""
+    return [path_string(path, root="params") for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def check_gradients(grads: list, accumulators: list, paths: list[str]) -> None:
+    """StateError unless there is a gradient of the accumulator's shape for each accumulator."""
+    for grad, acc, path in zip(grads, accumulators, paths, strict=True):
+        if is_absent(acc):
+            continue
+        if not is_float(grad) or jnp.shape(grad) != jnp.shape(acc):
+            got = f"{jnp.result_type(grad)}{list(jnp.shape(grad))}" if is_array_like(grad) else repr(grad)
+            raise StateError(
+                wanted=f"a floating-point gradient of shape {list(jnp.shape(acc))} at {path}",
+                got=got,
+                do="Differentiate with respect to it, or leave it out of multi_steps with `trainable`.",
+            )
