@@ -1,10 +1,12 @@
 """Every private or version-dependent touch of JAX, Flax and Optax; each has a test that tells when it can go."""
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -32,23 +34,26 @@ def _values_only(jaxpr):
     def erase(effects):
         return frozenset(e for e in effects if type(e).__name__ not in _IO_EFFECTS)
 
-    def inner(param):
-        if isinstance(param, jex.ClosedJaxpr) and not isinstance(param, jex.Jaxpr):  # one class from JAX 0.12 on
-            return jex.ClosedJaxpr(_values_only(param.jaxpr), param.consts)
-        if isinstance(param, jex.Jaxpr):
-            return _values_only(param)
-        if isinstance(param, (tuple, list)) and any(isinstance(p, (jex.Jaxpr, jex.ClosedJaxpr)) for p in param):
-            return type(param)(inner(p) for p in param)
-        return param
-
     def simplify(eqn):
         if eqn.primitive in (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p):
-            params = {"call_jaxpr": inner(eqn.params["call_jaxpr"])}
+            params = {"call_jaxpr": _inside(_values_only, eqn.params["call_jaxpr"])}
             return eqn.replace(primitive=primitives.closed_call_p, params=params, effects=erase(eqn.effects))
-        params = {key: inner(value) for key, value in eqn.params.items()}
+        params = {key: _inside(_values_only, value) for key, value in eqn.params.items()}
         return eqn.replace(params=params, effects=erase(eqn.effects))
 
     return jaxpr.replace(eqns=[simplify(eqn) for eqn in jaxpr.eqns], effects=erase(jaxpr.effects))
+
+
+def _inside(change: Callable, param: Any) -> Any:
+    """A parameter of an equation with the programs in it changed by `change`, which takes and returns a bare jaxpr."""
+    if isinstance(param, jex.ClosedJaxpr) and not isinstance(param, jex.Jaxpr):  # one class from JAX 0.12 on
+        return jex.ClosedJaxpr(change(param.jaxpr), param.consts)
+    if isinstance(param, jex.Jaxpr):
+        return change(param)
+    if isinstance(param, (tuple, list)) and any(isinstance(p, (jex.Jaxpr, jex.ClosedJaxpr)) for p in param):
+        items = [_inside(change, p) for p in param]
+        return param._make(items) if hasattr(param, "_make") else type(param)(items)  # a solver's are a named tuple
+    return param
 
 
 def name_stack(eqn: jex.JaxprEqn) -> str:
@@ -102,6 +107,47 @@ def prevents_cse(eqn: jex.JaxprEqn) -> bool | None:
     if not {"jaxpr", "policy"} <= set(params):
         return None
     return params.get("prevent_cse", True) is not False
+
+
+def linear_program(vjp, count: int) -> tuple[jex.Jaxpr, list]:
+    """The linear program that a function of `jax.vjp` transposes, and its variables for the `count` flat arguments.
+
+    `vjp.jaxpr` is undocumented. Its last inputs are the arguments; from 0.12 on residuals come before them.
+    """
+    jaxpr = vjp.jaxpr
+    return jaxpr, jaxpr.invars[len(jaxpr.invars) - count :]
+
+
+_NOT_IN_PLACE = ("optimization_barrier",) if jax.__version_info__ >= (0, 12) else ("slice", "shard_map")
+
+
+def adds_in_place_through(eqn: jex.JaxprEqn) -> bool:
+    """Whether `vjp.with_refs` can transpose this equation of a linear program; some of JAX's rules raise."""
+    return eqn.primitive.name not in _NOT_IN_PLACE
+
+
+def discharge(closed: jex.ClosedJaxpr, scope: str) -> jex.ClosedJaxpr:
+    """The program without the mutable arrays that it makes and freezes; additions to them are named by `scope`.
+
+    JAX does the same when it lowers a program, by the private `discharge_state`, but cannot vmap one before that.
+    """
+    from jax._src.state.discharge import discharge_state
+
+    return discharge_state(_inside(functools.partial(_name_additions, scope), closed))
+
+
+def _name_additions(scope: str, jaxpr):
+    """The jaxpr with the additions to mutable arrays, at every depth, in a scope."""
+
+    def named(eqn):
+        if eqn.primitive.name == "addupdate":
+            info = eqn.source_info
+            return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(scope)))
+        params = {key: _inside(functools.partial(_name_additions, scope), value) for key, value in eqn.params.items()}
+        return eqn.replace(params=params) if any(params[key] is not eqn.params[key] for key in params) else eqn
+
+    eqns = [named(eqn) for eqn in jaxpr.eqns]
+    return jaxpr if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)) else jaxpr.replace(eqns=eqns)
 
 
 def register_cuda_plugin() -> None:

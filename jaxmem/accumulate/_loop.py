@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._scopes import ACCUMULATE_SCOPE
 from jaxmem.accumulate import _reduce
+from jaxmem.accumulate._in_place import Added, GradientSum
 from jaxmem.accumulate._scan import scan
 from jaxmem.accumulate._trace import MicroLoss
 
@@ -24,8 +24,9 @@ def add_up(
     shapes: MicroLoss,
     state_names: Any,
     accumulator_dtype: Any,
-) -> tuple[jax.Array, Any, Any, Any]:
-    """Value, gradients, metrics and state of the micro-batches together; accumulators are updated in place.
+    in_place: bool | None = None,
+) -> tuple[jax.Array, Any, Any, Any, Added]:
+    """Value, gradients, metrics and state of the micro-batches together, and how gradients were added up.
 
     Args:
       objective: (params, batch, key, state) -> (what is differentiated, (value, MicroLoss)).
@@ -35,6 +36,7 @@ def add_up(
       shapes: of one micro-batch's outputs.
       state_names: the reduction of each leaf of the state.
       accumulator_dtype: of gradients while they are added up.
+      in_place: see `GradientSum`.
     """
 
     def zeros(leaf):
@@ -47,14 +49,12 @@ def add_up(
     def body(carry, index):
         value, grads, metrics, accumulated = carry
         seen = _reduce.seen_state(state, accumulated, state_names)
-        (_, (new_value, micro)), new_grads = jax.value_and_grad(objective, has_aux=True)(
-            params, take(index), key_of(index), seen
-        )
-        with jax.named_scope(ACCUMULATE_SCOPE):
-            grads = jax.tree.map(lambda acc, g: acc + g.astype(acc.dtype), grads, new_grads)
+        batch, key = take(index), key_of(index)
+        grads, (new_value, micro) = gradient_sum.add(lambda params: objective(params, batch, key, seen), grads)
         accumulated = _reduce.add_state(state, accumulated, micro.state, state_names, index == 0)
         return (value + new_value, grads, _reduce.add_metrics(metrics, micro.metrics), accumulated), None
 
+    gradient_sum = GradientSum(params, accumulator_dtype, in_place)
     value_dtype = functools.reduce(jnp.promote_types, [t.total.dtype for t in shapes.terms], jnp.float32)
     init = (
         jnp.zeros((), value_dtype),
@@ -63,4 +63,4 @@ def add_up(
         _reduce.init_state(state, state_names),
     )
     value, grads, metrics, accumulated = scan(body, init, count, shapes)
-    return value, grads, metrics, _reduce.finish_state(state, accumulated, state_names, count)
+    return value, grads, metrics, _reduce.finish_state(state, accumulated, state_names, count), gradient_sum.added

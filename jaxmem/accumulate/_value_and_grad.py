@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxmem._scopes import ACCUMULATE_SCOPE
 from jaxmem.accumulate import _reduce
+from jaxmem.accumulate._in_place import Added
 from jaxmem.accumulate._local import check_local, shard_key, shard_state
 from jaxmem.accumulate._loop import add_up
 from jaxmem.accumulate._shards import Shards, axis_names, check_params, check_rows
@@ -32,6 +33,7 @@ class Gradients:
       state: model state after the batch.
       weights: total weight of every `WeightedMean` term, in the order of the terms.
       finite: whether `value` and all of `grads` are finite; costs nothing where it is not used under jit.
+      added: which gradients were added to their accumulators in place; None of one micro-batch, which has none.
     """
 
     value: jax.Array
@@ -40,6 +42,7 @@ class Gradients:
     state: Any
     weights: tuple[jax.Array, ...]
     finite: jax.Array
+    added: Added | None = None
 
 
 def value_and_grad(
@@ -51,6 +54,7 @@ def value_and_grad(
     state_reduction: Any = "carry",
     data_sharding: Any = None,
     pad: Any = None,
+    in_place: bool | None = None,
 ) -> Callable[..., Gradients]:
     r"""The value and gradient of a loss over a batch, taken micro-batch by micro-batch.
 
@@ -77,6 +81,9 @@ def value_and_grad(
       pad: pytree prefix of the batch with fill values, for a B that K does not divide. The objective must
         be weighted, and the fill such that padded rows have weight 0, e.g. labels of -100. `Sum` and `Max`
         metrics see the padded rows too.
+      in_place: None lets the backward pass add gradients to the accumulators itself wherever it can, so that a
+        micro-batch's gradients need no bytes of their own: where the accumulator has the parameter's dtype. True
+        refuses to do without, False always adds whole gradients. Which it was is in `Gradients.added`.
 
     Returns:
       `fn(params, batch, *, rng=None, state=None, loss_scale=None) -> Gradients`. With `loss_scale` the
@@ -111,7 +118,9 @@ def value_and_grad(
         def of_shard(batch, index, params, rng, state, loss_scale):
             return accumulate(shards, names, params, batch, index, rng, state, loss_scale)
 
-        value, grads, metrics, new_state, weights = shards.map(of_shard, batch, whole, params, rng, state, loss_scale)
+        value, grads, metrics, new_state, weights, added = shards.map(
+            of_shard, batch, whole, params, rng, state, loss_scale
+        )
         if loss_scale is not None:
             # In a wide dtype: a scale of 2**16 is infinite in float16, and a gradient divided by it 0.
             grads = jax.tree.map(lambda g: _divide(g.astype(_reduce.sum_dtype(g.dtype)), loss_scale), grads)
@@ -123,6 +132,7 @@ def value_and_grad(
             state=new_state,
             weights=tuple(weight for weight in weights if weight is not None),
             finite=jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in (value, *jax.tree.leaves(grads))])),
+            added=added,
         )
 
     def accumulate(shards: Shards, names, params, batch, index, rng, state, loss_scale):
@@ -157,8 +167,9 @@ def value_and_grad(
             new_state = micro.state
             own = [None if t.weight is None else t.weight.astype(weight_dtype(t)) for t in micro.terms]
             weights = own if totals is None else totals
+            added = None
         else:
-            value, grads, metrics, new_state = add_up(
+            value, grads, metrics, new_state, added = add_up(
                 objective,
                 params,
                 state,
@@ -168,6 +179,7 @@ def value_and_grad(
                 shapes=traced.out_shapes,
                 state_names=names,
                 accumulator_dtype=accumulator_dtype,
+                in_place=in_place,
             )
             weights = totals or []
         if shards.count > 1:
@@ -180,6 +192,7 @@ def value_and_grad(
             shards.reduce_metrics(metrics),
             shards.reduce_state(given, new_state, names),
             weights,
+            added,
         )
 
     # Not functools.wraps: the signature must stay fn's own, which jax.jit reads for donate_argnames.

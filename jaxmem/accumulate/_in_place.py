@@ -1,0 +1,173 @@
+"""Gradients that the backward pass adds to the accumulators itself, so that no second buffer of their size lives.
+
+`vjp.with_refs(refs)` adds each piece of a gradient to a mutable array as soon as it is known: a scanned layer's to its
+slice, inside the backward scan. The mutable arrays live for one micro-batch and are gone from the traced program,
+which is as pure as that of the value path: it may be vmapped, differentiated and scanned over.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from jaxmem import _compat
+from jaxmem._scopes import ACCUMULATE_SCOPE
+from jaxmem.errors import ConfigError
+from jaxmem.workload import path_string
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Added:
+    """How the gradients of micro-batches were added up.
+
+    Args:
+      in_place: paths of the parameters whose gradients the backward pass adds to the accumulators itself.
+      by_value: (path, why) of those whose gradients are made first and added then.
+
+    >>> print(Added(in_place=("w", "b"), by_value=(("scale", "it is complex"),)))
+    Gradients are added in place for 2 of 3 parameters; 1 by value: it is complex.
+    """
+
+    in_place: tuple[str, ...]
+    by_value: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        count = len(self.in_place) + len(self.by_value)
+        reasons = Counter(why for _, why in self.by_value)
+        said = [f"Gradients are added in place for {len(self.in_place)} of {count} parameters"]
+        return "; ".join([*said, *(f"{n} by value: {why}" for why, n in reasons.most_common())]) + "."
+
+
+class GradientSum:
+    """Adds the gradient of one micro-batch to the accumulators, by leaf in place or by value.
+
+    Args:
+      params: pytree of floating or complex parameters.
+      dtype: of the accumulators, floating; that of a complex parameter is complex.
+      in_place: None for wherever possible, False for nowhere, True for everywhere or ConfigError.
+    """
+
+    def __init__(self, params: Any, dtype: Any, in_place: bool | None):
+        paths, self.tree = jax.tree_util.tree_flatten_with_path(params)
+        self.leaves = [leaf for _, leaf in paths]
+        self.paths = [path_string(path, root="params") for path, _ in paths]
+        self.wanted = in_place
+        self.reasons = [_reason(leaf, dtype) if in_place is not False else "in_place=False" for leaf in self.leaves]
+
+    @property
+    def added(self) -> Added:
+        """Which leaf went which way; known once `add` has been called."""
+        found = list(zip(self.paths, self.reasons, strict=True))
+        return Added(
+            in_place=tuple(path for path, why in found if not why),
+            by_value=tuple((path, why) for path, why in found if why),
+        )
+
+    def add(self, objective: Callable, accumulators: Any) -> tuple[Any, Any]:
+        """The accumulators with one gradient more, and aux.
+
+        Args:
+          objective: params -> (what is differentiated, aux).
+          accumulators: pytree like `params`.
+
+        Raises:
+          ConfigError: `in_place` is True, and some leaf cannot be added so.
+        """
+
+        def add(accumulators):
+            differentiated, vjp, aux = jax.vjp(
+                lambda *leaves: objective(self.tree.unflatten(leaves)), *self.leaves, has_aux=True
+            )
+            self._look_at(vjp)
+            refs = [None if why else jax.new_ref(acc) for acc, why in zip(accumulators, self.reasons, strict=True)]
+            gradients = vjp.with_refs(*[jax.ad.GradValue() if ref is None else ref for ref in refs])(
+                jnp.ones_like(differentiated)
+            )
+            sums = []
+            for acc, ref, gradient in zip(accumulators, refs, gradients, strict=True):
+                if ref is None:
+                    with jax.named_scope(ACCUMULATE_SCOPE):
+                        sums.append(acc + gradient.astype(acc.dtype))
+                else:
+                    sums.append(jax.freeze(ref))
+            return sums, aux
+
+        accumulators = self.tree.flatten_up_to(accumulators)
+        if not all(self.reasons):
+            try:
+                sums, aux = _pure(add, accumulators)
+            except Exception as error:  # an error of the loss comes again below; what JAX cannot add in place does not
+                said = str(error).splitlines() or [type(error).__name__]
+                self._give_up(f"JAX {jax.__version__} cannot: {said[0]}")
+        self._check()
+        if all(self.reasons):
+            sums, aux = add(accumulators)
+        return self.tree.unflatten(sums), aux
+
+    def _look_at(self, vjp) -> None:
+        """Finds the leaves that the transposed program would not add up rightly."""
+        if not all(self.reasons):
+            jaxpr, inputs = _compat.linear_program(vjp, len(self.leaves))
+            found = _misused(jaxpr, set(inputs))
+            self.reasons = [why or found.get(var, "") for var, why in zip(inputs, self.reasons, strict=True)]
+
+    def _give_up(self, why: str) -> None:
+        self.reasons = [reason or why for reason in self.reasons]
+
+    def _check(self) -> None:
+        if self.wanted and any(self.reasons):
+            path, why = self.added.by_value[0]
+            raise ConfigError(
+                wanted="to add the gradient of every parameter in place, as in_place=True asks",
+                got=f"one that can only be added by value, {path}: {why}",
+                do="Leave in_place out, which adds in place wherever it can.",
+            )
+
+
+def _reason(leaf, dtype) -> str:
+    """Why a leaf cannot be added in place whatever the loss does with it; empty if nothing is known against it."""
+    own = jnp.result_type(leaf)
+    if jnp.issubdtype(own, jnp.complexfloating):
+        return "the parameter is complex"
+    if own != dtype:
+        return f"the accumulator is {jnp.dtype(dtype)} and the parameter {own}"
+    return ""
+
+
+def _pure(fn: Callable, *args) -> Any:
+    """Calls `fn`, which makes and frees mutable arrays, as a program without them."""
+    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+    outs = jex.jaxpr_as_fun(_compat.discharge(closed, ACCUMULATE_SCOPE))(*jax.tree.leaves(args))
+    return jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(out) for out in outs])  # some are Python numbers
+
+
+def _misused(jaxpr: jex.Jaxpr, inputs: Collection) -> dict:
+    """Which linear inputs cannot be added to in place, and why, from how the linear program uses them.
+
+    Two places of one call (jit, scan, cond, …) that hold one input become two names of one mutable array inside, to
+    which JAX 0.10 adds wrongly.
+    """
+    found: dict = {}
+    for eqn in jaxpr.eqns:
+        places: dict = {}
+        for number, operand in enumerate(eqn.invars):
+            if isinstance(operand, jex.Var) and operand in inputs:
+                places.setdefault(operand, []).append(number)
+        name = eqn.primitive.name.removeprefix("vjp_node[").removesuffix("]")
+        for var, numbers in places.items():
+            if not _compat.adds_in_place_through(eqn):
+                found.setdefault(var, f"JAX {jax.__version__} cannot add in place through {name}")
+            for called in _compat.called_jaxprs(eqn):
+                inner = numbers[0] - (len(eqn.invars) - len(called.invars))  # a cond's first operand is the branch
+                if inner < 0:
+                    found.setdefault(var, f"{name} passes it on in an unknown way")
+                elif len(numbers) > 1:
+                    found.setdefault(var, f"{name} gets the parameter twice")
+                elif why := _misused(called, {called.invars[inner]}):
+                    found.setdefault(var, *why.values())
+    return found
