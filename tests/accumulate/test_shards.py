@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxmem import Last, LossOutput, Max, Sum, WeightedMean
 from jaxmem.accumulate import value_and_grad
-from jaxmem.analysis._hlo_flops import hlo_flops
+from jaxmem.analysis import hlo_flops
 from jaxmem.errors import BatchError, ConfigError, MetricError, ObjectiveError, StateError
 from tests.accumulate.problems import (
     IGNORED,
