@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._scopes import ACCUMULATE_SCOPE
+from jaxmem._scopes import ACCUMULATE_SCOPE, OPTIMIZER_SCOPE
 from jaxmem.accumulate import _reduce
 from jaxmem.accumulate._in_place import Added
 from jaxmem.accumulate._local import check_local, shard_key, shard_state
@@ -123,7 +123,8 @@ def value_and_grad(
         )
         if loss_scale is not None:
             # In a wide dtype: a scale of 2**16 is infinite in float16, and a gradient divided by it 0.
-            grads = jax.tree.map(lambda g: _divide(g.astype(_reduce.sum_dtype(g.dtype)), loss_scale), grads)
+            with jax.named_scope(OPTIMIZER_SCOPE):  # by which reports know these as gradients
+                grads = jax.tree.map(lambda g: _divide(g.astype(_reduce.sum_dtype(g.dtype)), loss_scale), grads)
         grads = jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), grads, params)
         return Gradients(
             value=value,
