@@ -75,11 +75,12 @@ class MultiSteps:
             grads = [self._mean(acc, leaf, window) for acc, leaf in zip(accumulators, own, strict=True)]
             masks = _leaves.has_masks(inner_state)
             with jax.named_scope(OPTIMIZER_SCOPE):
+                state_here = jax.tree.map(_to_device, inner_state)
                 inner_params = None if params is None else tree.unflatten(own)
-                updates, new_state = self.inner.update(tree.unflatten(grads), inner_state, inner_params, **extra)
+                updates, new_state = self.inner.update(tree.unflatten(grads), state_here, inner_params, **extra)
             given = zip(tree.flatten_up_to(updates), grads, accumulators, own, strict=True)
             updates = [_update(*leaf, handed_through=masks) for leaf in given]
-            return updates, jax.tree.map(_like, new_state, inner_state)
+            return updates, jax.tree.map(_back, new_state, inner_state)
 
         def wait(accumulators, inner_state, own):
             return jax.tree.map(_leaves.zero_update, own), inner_state
@@ -145,6 +146,21 @@ def _like(new: Any, old: Any) -> Any:
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return new
     return jax.lax.convert_element_type(new, dtype)
+
+
+def _to_device(leaf: Any) -> Any:
+    """A leaf of the inner state that is kept in host memory, brought to where it can be computed with."""
+    return jax.device_put(leaf, jax.memory.Space.Device) if _on_host(leaf) else leaf
+
+
+def _back(new: Any, old: Any) -> Any:
+    """A new leaf of the inner state in the dtype and the memory of the old one."""
+    new = _like(new, old)
+    return jax.device_put(new, jax.memory.Space.Host) if _on_host(old) else new
+
+
+def _on_host(leaf: Any) -> bool:
+    return jax.typeof(leaf).memory_space == jax.memory.Space.Host
 
 
 def _strong(leaf: Any) -> Any:

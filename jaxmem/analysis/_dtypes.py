@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from jaxmem.analysis._kind_paths import undeclared_kind
 from jaxmem.analysis._records import DtypeBytes
 from jaxmem.analysis.attribution import program_arguments
 from jaxmem.analysis.hlo._parse import Module
@@ -19,7 +20,7 @@ def argument_dtypes(
       kind_of: kind of an argument from its path.
     """
     totals: dict[tuple[str, str], int] = {}
-    for number, argument in program_arguments(module, kind_of or (lambda path: "arguments")).items():
+    for number, argument in program_arguments(module, kind_of or undeclared_kind).items():
         for array in arrays(argument.type)[:1]:  # a parameter is one array, a token none
             key = (argument.kind, dtype_name(array.dtype))
             totals[key] = totals.get(key, 0) + sizes.get(number, array.size_bytes)

@@ -1,6 +1,7 @@
 """What the arguments of a program hold, by their paths."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,17 @@ import jax
 from jaxmem.analysis._records import KINDS
 from jaxmem.errors import InputError
 
+# The field of an optax.MultiStepsState, wherever in the arguments such a state is.
+_ACCUMULATORS = re.compile(r"\.acc_grads(?=[.\[]|$)")
+
 
 def kinds_by_path(
     kinds: Mapping[str, str] | Sequence[str] | None, fn: Callable | None = None
 ) -> Callable[[str], str] | None:
     """A function from an argument's path to its kind: that of the longest given path which begins it.
+
+    The `acc_grads` of an `optax.MultiStepsState`, or of `jaxmem.accumulate.multi_steps`, are accumulators by
+    themselves, within optimizer state or where nothing is declared.
 
     Args:
       kinds: by path, or one for each positional argument of `fn`.
@@ -39,9 +46,21 @@ def kinds_by_path(
     paths = sorted(kinds, key=len, reverse=True)
 
     def kind_of(path: str) -> str:
-        return next((kinds[p] for p in paths if _begins(p, path)), "arguments")
+        given = next((p for p in paths if _begins(p, path)), "")
+        kind = kinds.get(given, "arguments")
+        inside = undeclared_kind(path[len(given) :])
+        return inside if kind in ("arguments", "optimizer_state") and inside != "arguments" else kind
 
     return kind_of
+
+
+def undeclared_kind(path: str) -> str:
+    """The kind of an argument of which nothing is declared.
+
+    >>> undeclared_kind("state.acc_grads['w']"), undeclared_kind("state.mini_step")
+    ('accumulators', 'arguments')
+    """
+    return "accumulators" if _ACCUMULATORS.search(path) else "arguments"
 
 
 def check_kinds(kinds: Mapping[str, str] | Sequence[str] | None, fn: Callable, args: Sequence[Any]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from jaxmem.analysis._kind_paths import undeclared_kind
 from jaxmem.analysis._records import KINDS, Buffer, DonationMiss, Finding, LayerBytes, Loop, Moment, Timeline
 from jaxmem.analysis.assignment import Allocation, Assignment, Value, logical_bytes, padded_bytes
 from jaxmem.analysis.attribution._frames import Frame, Frames
@@ -69,7 +70,7 @@ def attribute(
       donation_misses: for the findings.
       backend: platform compiled for.
     """
-    arguments = program_arguments(module, kind_of or (lambda path: "arguments"))
+    arguments = program_arguments(module, kind_of or undeclared_kind)
     namer = _Namer(module, text, arguments, saved_names or {}, assignment.schedule)
     resident, temporary = [], []
     for allocation in assignment.allocations:
