@@ -36,7 +36,9 @@ def multi_steps(
     The state is an `optax.MultiStepsState`: `mini_step` counts the calls of this window, `gradient_step` the
     optimizer steps, `acc_grads` is the mean so far, and `skip_state` a record with `window_weight`, `left_out`,
     `skipped_windows` and `updated`. It is a pytree of arrays; training that resumes from a copy of it in mid-window
-    goes on bit for bit.
+    goes on bit for bit. `acc_grads` keeps a window's mean until the next call replaces it: setting it to zero would
+    cost a copy. `inner_opt_state` may be kept in host memory ("pinned_host"); it is brought over at the end of a
+    window and put back. Jit the step with `out_shardings` then: JAX pairs donated buffers by shape alone.
 
     These leaves get zero updates, no accumulator and no moments: integers, booleans and PRNG keys, whatever
     `trainable` does not pick, and those whose gradient the inner optimizer drops (`optax.set_to_zero`) or hands
