@@ -85,6 +85,21 @@ def called_jaxprs(eqn: jex.JaxprEqn) -> list[jex.Jaxpr]:
     return found
 
 
+def scan_layout(eqn: jex.JaxprEqn) -> tuple[int, int, int]:
+    """Numbers of constants, carries and scanned inputs of a scan.
+
+    Told by rank, since the parameters that say so are undocumented, and others from JAX 0.12 on.
+    """
+
+    def rank(atom):
+        return len(getattr(atom.aval, "shape", ()))
+
+    body = called_jaxprs(eqn)[0]
+    carried = sum(rank(outer) == rank(inner) for outer, inner in zip(eqn.outvars, body.outvars, strict=True))
+    scanned = sum(rank(outer) > rank(inner) for outer, inner in zip(eqn.invars, body.invars, strict=True))
+    return len(eqn.invars) - carried - scanned, carried, scanned
+
+
 def checkpoint_name_of(eqn: jex.JaxprEqn) -> str | None:
     """The name that `checkpoint_name` gave to an equation's output, None for other equations.
 

@@ -167,6 +167,15 @@ def test_a_block_without_its_barrier():
     assert _compat.prevents_cse(eqn) is False
 
 
+def test_the_parts_of_a_scan():
+    """When all versions have parameters that say so, `scan_layout` can read them."""
+    w, xs = jnp.ones(3), jnp.ones((4, 3))
+    body = lambda carry, x: ((carry[0] + x @ w, carry[1] + 1), x)  # noqa: E731
+    jaxpr = jax.make_jaxpr(lambda w, xs: jax.lax.scan(body, (0.0, 0), xs))(w, xs)
+    (eqn,) = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "scan"]
+    assert _compat.scan_layout(eqn) == (1, 2, 1)
+
+
 def test_the_objects_of_the_rewrite_are_not_public():
     """When this fails, `prevents_cse` and `checkpoint_name_of` should compare with them (and `remat_p`, `name_p`)."""
     public = {name for module in (primitives, jex, jax.ad_checkpoint) for name in dir(module)}

@@ -74,10 +74,8 @@ class TracedLoss:
 
         Returns `(fn, used)`, where `used` is the tree `(params, batch, rng, state)` of bools.
         """
-        marks = jax.tree.unflatten(self.out_tree, list(range(len(self.jaxpr.out_avals))))
-        picked, tree = jax.tree.flatten(select(marks))
-        wanted = [i in picked for i in range(len(self.jaxpr.out_avals))]
-        pruned, used = prune(self.jaxpr, wanted)
+        picked, tree = self._picked(select)
+        pruned, used = self.pruned(select)
         order = sorted(set(picked))
 
         def fn(params, batch, rng, state):
@@ -86,6 +84,15 @@ class TracedLoss:
             return tree.unflatten([outs[order.index(i)] for i in picked])
 
         return fn, jax.tree.unflatten(self.in_tree, used)
+
+    def pruned(self, select) -> "tuple[jex.ClosedJaxpr, list[bool]]":
+        """The program of those outputs, in the order of the loss's own, and which of the flat arguments it takes."""
+        picked, _ = self._picked(select)
+        return prune(self.jaxpr, [i in picked for i in range(len(self.jaxpr.out_avals))])
+
+    def _picked(self, select) -> "tuple[list[int], Any]":
+        marks = jax.tree.unflatten(self.out_tree, list(range(len(self.jaxpr.out_avals))))
+        return jax.tree.flatten(select(marks))
 
 
 def counted_leaves(loss_fn, params, batch, *, rng=None, state=None) -> Any:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxmem._scopes import ACCUMULATE_SCOPE, OPTIMIZER_SCOPE
 from jaxmem.accumulate import _reduce
 from jaxmem.accumulate._in_place import Added
+from jaxmem.accumulate._independent import check_rows_apart
 from jaxmem.accumulate._local import check_local, shard_key, shard_state
 from jaxmem.accumulate._loop import add_up
 from jaxmem.accumulate._shards import Shards, axis_names, check_params, check_rows
@@ -74,9 +75,10 @@ def value_and_grad(
       data_sharding: a NamedSharding of the batch, or names of axes of the mesh that `jax.set_mesh` set: every shard of
         the batch then accumulates its own gradients, in K micro-batches of its own rows, and these are reduced once,
         after the loop. Weights and metrics count all shards; a shard's key is `fold_in(rng, shard)`. This equals the
-        plain step for a loss whose rows know nothing of one another and that draws no random numbers; statistics
-        over rows (BatchNorm, in-batch negatives) are a shard's own. Refused: parameters sharded over these axes,
-        collectives in the loss, state that is carried and depends on the rows. Without data_sharding a sharded
+        plain step for a loss whose rows know nothing of one another and that draws no random numbers. Refused:
+        parameters sharded over these axes, collectives in the loss, state that is carried and depends on the rows,
+        and what is seen to mix rows (normalisation over the batch, in-batch negatives), unless a state reduction
+        other than "carry" and "last" says how shards combine their statistics. Without data_sharding a sharded
         batch is not moved either, and JAX reduces the gradients of every micro-batch.
       pad: pytree prefix of the batch with fill values, for a B that K does not divide. The objective must
         be weighted, and the fill such that padded rows have weight 0, e.g. labels of -100. `Sum` and `Max`
@@ -148,6 +150,8 @@ def value_and_grad(
             _check_paddable(traced, split)
         if shards.count > 1:
             check_local(traced, state, names, shards)
+            if not {"mean", "sum", "max"} & set(jax.tree.leaves(names)):
+                check_rows_apart(traced, take(0), split.axes)
         given, state = state, shard_state(state, index)
 
         parts = num_micro_batches * shards.count

@@ -45,7 +45,7 @@ class Layout:
         the rows are not sharded.
         """
         first = self.workload.batch_axes if isinstance(self.workload.batch_axes, int) else 0
-        for leaf, axis in self._leaves(self.workload.batch):
+        for leaf, axis in self.leaves(self.workload.batch):
             own = sharding_of(leaf)
             if own is None or axis is None:
                 continue
@@ -63,7 +63,7 @@ class Layout:
         rows = self.rows
         entry = next(part for part in (rows.spec if rows else ()) if part is not None)
         own = [sharding_of(leaf) for leaf in jax.tree.leaves(self.workload.batch, is_leaf=_is_none)]
-        leaves = list(self._leaves(batch))
+        leaves = list(self.leaves(batch))
         own = own if len(own) == len(leaves) else [None] * len(leaves)
 
         def spec(leaf, axis, own):
@@ -77,7 +77,7 @@ class Layout:
         ]
         return jax.tree.structure(batch, is_leaf=_is_none).unflatten(specs)
 
-    def _leaves(self, batch: Any) -> Iterator[tuple[Any, int | None]]:
+    def leaves(self, batch: Any) -> Iterator[tuple[Any, int | None]]:
         """(leaf, example axis) of a batch, None leaves included."""
         leaves = jax.tree.leaves(batch, is_leaf=_is_none)
         axes = jax.tree.leaves(jax.tree.broadcast(self.workload.batch_axes, batch, is_leaf=_is_none), is_leaf=_is_none)

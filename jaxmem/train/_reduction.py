@@ -1,14 +1,17 @@
 """When the gradients of a sharded batch are reduced: once a step, or with each micro-batch."""
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 from jax.sharding import NamedSharding
 
+from jaxmem import accumulate
 from jaxmem.errors import ConfigError
-from jaxmem.train._layout import sharding_of
+from jaxmem.train._layout import Layout, sharding_of
+from jaxmem.train._loss import partition
 from jaxmem.workload import path_string
 
 if TYPE_CHECKING:
@@ -68,7 +71,57 @@ def choose_reduction(step: "TrainStep", params: Any, rows: NamedSharding | None)
             return dataclasses.replace(each, why="parameters are sharded over the axes of the rows")
     if wanted == "once":
         return dataclasses.replace(each, kind="once")
-    return each
+    steps = step.config.accumulation_steps
+    if steps == 1:
+        return dataclasses.replace(each, why="there is only one")
+    found = _independence(step, each.shards)
+    if found.verdict == "yes":
+        failed = _fails(step, rows)
+        if failed:
+            return dataclasses.replace(each, why=f"shards cannot accumulate by themselves: {failed}")
+        return dataclasses.replace(each, kind="once", why="the loss was found to be a sum or mean over rows")
+    return dataclasses.replace(each, why=f"it was not found that the loss is a sum or mean over rows: {found.why}")
+
+
+def _independence(step: "TrainStep", shards: int) -> accumulate.Independence:
+    """Whether the loss of a micro-batch is the same however its rows are dealt out to shards."""
+    take = functools.partial(
+        accumulate.micro_batch,
+        index=0,
+        num_micro_batches=step.config.accumulation_steps,
+        batch_axes=step.workload.batch_axes,
+    )
+    batch = jax.eval_shape(take, step.abstract_batch())
+    size = next(leaf.shape[axis] for leaf, axis in Layout(workload=step.workload).leaves(batch) if axis is not None)
+    if size % shards:
+        return accumulate.Independence(verdict="unknown", why=f"{shards} shards do not divide {size} rows")
+    state = step.abstract_state()
+    trainable, frozen = partition(state.params, step.workload.trainable)
+
+    def loss(params, batch, **keywords):
+        trainable, frozen = params
+        return step.loss(frozen)(trainable, batch, **keywords)
+
+    return accumulate.independent_rows(
+        loss, (trainable, frozen), batch, rng=state.rng, state=state.state, batch_axes=step.workload.batch_axes
+    )
+
+
+def _fails(step: "TrainStep", rows: Any) -> str:
+    """Why gradients cannot be accumulated locally, found out by a dry trace; empty if they can."""
+    state = step.abstract_state()
+    trainable, frozen = partition(state.params, step.workload.trainable)
+
+    def value(trainable, frozen, batch, rng, state):
+        steps, axes = step.config.accumulation_steps, step.workload.batch_axes
+        fn = accumulate.value_and_grad(step.loss(frozen), steps, batch_axes=axes, data_sharding=rows)
+        return fn(trainable, batch, rng=rng, state=state).value
+
+    try:
+        jax.eval_shape(value, trainable, frozen, step.abstract_batch(), state.rng, state.state)
+    except Exception as error:  # whatever a loss does that only works on the whole batch
+        return " ".join(str(error).split())[:200].rstrip(".")
+    return ""
 
 
 def local_shape(leaf: Any) -> tuple[int, ...]:

@@ -296,7 +296,8 @@ class TrainStep:
           ConfigError: it was asked for, and cannot be.
         """
         if self._reduction is None:
-            self._reduction = choose_reduction(self, self.abstract_arguments()[0].params, self._layout.rows)
+            with self._layout.entered():
+                self._reduction = choose_reduction(self, self.abstract_arguments()[0].params, self._layout.rows)
         return self._reduction
 
     def loss(self, frozen=None, *, checkpoint=remat.checkpoint_unchecked):

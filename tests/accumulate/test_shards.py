@@ -256,6 +256,22 @@ def test_a_loss_that_speaks_with_the_other_shards_is_refused():
             sharded(loss, 2)(jnp.float32(1.0), X)
 
 
+def test_rows_that_know_of_one_another_are_refused_unless_it_is_said_how_shards_combine():
+    """As BatchNorm, of which each shard would see statistics of its own."""
+
+    def normed(w, x, *, state):
+        mean = x.mean()
+        return LossOutput((w * (x - mean) ** 2).mean(), state=0.5 * state + 0.5 * mean)
+
+    with pytest.raises(ObjectiveError, match="sub of a row with a sum over rows in objective term 0.*state_reduction"):
+        sharded(lambda w, x: (w * (x - x.mean()) ** 2).mean(), 2)(jnp.float32(1.0), X)
+    out = jax.jit(value_and_grad(normed, 2, data_sharding=by_rows(), state_reduction="mean"))(
+        jnp.float32(1.0), X, state=jnp.float32(0)
+    )
+    assert float(out.state) == 8.5 / 2
+    assert float(out.grads) == 1.0  # of two rows 2 apart, in each micro-batch of each shard
+
+
 def test_within_a_shard_map_there_is_nothing_to_shard():
     run = value_and_grad(mean_loss, 2, data_sharding="data")
     mapped = jax.shard_map(lambda w, x: run(w, x).grads, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)

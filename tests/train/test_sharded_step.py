@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
-from jaxmem import LossOutput, MemoryConfig, WeightedMean, Workload, assert_equivalent, make_train_step
+from jaxmem import Last, LossOutput, MemoryConfig, WeightedMean, Workload, assert_equivalent, make_train_step
 from jaxmem.analysis import MemoryReport
 from jaxmem.errors import ConfigError, StateError
 from jaxmem.report import print_report
@@ -158,3 +158,35 @@ def test_state_of_shards_is_combined_as_the_workload_says():
     step = make_train_step(carried, config, mesh=mesh_of(("data", 8)))
     with pytest.raises(StateError, match="'carry' for state/amax"):
         step(step.init(), batch())
+
+
+def noisy(params, batch, *, rng):
+    return loss(params, batch | {"x": batch["x"] + jax.random.normal(rng, batch["x"].shape)})
+
+
+def logged(params, batch):
+    return LossOutput(loss(params, batch), {"x": Last(batch["x"].mean())})
+
+
+@pytest.mark.parametrize(
+    "loss_fn, steps, kind, why",
+    [
+        (loss, 2, "once", "the loss was found to be a sum or mean over rows"),
+        (loss, 1, "each", "there is only one"),
+        (noisy, 2, "each", "it draws random numbers"),
+        (logged, 2, "each", "a Last of the rows at metrics/x"),
+        (lambda p, b: loss(p, b | {"x": b["x"] - b["x"].mean(0)}), 2, "each", "a row with a sum over rows"),
+        (lambda p, b: loss(p, jax.lax.with_sharding_constraint(b, P("data"))), 2, "each", "by themselves"),
+        (loss, 4, "each", "8 shards do not divide 4 rows"),
+    ],
+)
+def test_auto_is_once_only_where_it_is_the_same(loss_fn, steps, kind, why):
+    workload = Workload(loss_fn, params(), batch(), optax.sgd(0.1))
+    step = make_train_step(workload, MemoryConfig(accumulation_steps=steps), mesh=mesh_of(("data", 8)))
+    assert step.reduction().kind == kind and why in step.reduction().why
+
+
+def test_the_report_says_what_was_chosen_and_why():
+    report = step_of(mesh_of(("data", 8))).report()
+    assert (report.gradient_reduction, report.gradient_reductions) == ("once", 1.0)
+    assert "Gradients are reduced once, after the last micro-batch: the loss was found to be" in str(report)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.extend.core as jex
 
-from jaxmem._compat import name_stack
+from jaxmem._compat import name_stack, scan_layout
 from jaxmem.remat._nested_scan import nested_scan_of
 from jaxmem.remat.blocks._facts import (
     USER_CHECKPOINT,
@@ -15,7 +15,6 @@ from jaxmem.remat.blocks._facts import (
     is_nested_scan,
     is_value,
     nested_segments,
-    scan_layout,
 )
 from jaxmem.remat.blocks._plan import Inside, Interval, Plan, with_cheap_inputs
 

@@ -9,7 +9,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmem._compat import called_jaxprs, name_stack, prevents_cse
+from jaxmem._compat import called_jaxprs, name_stack, prevents_cse, scan_layout
 from jaxmem.remat._kept import num_bytes
 from jaxmem.remat._nested_pricing import segments_of
 from jaxmem.remat._wrap import WATCH, is_checkpoint
@@ -86,18 +86,6 @@ def is_value(atom) -> TypeGuard[jex.Var]:
 
 def is_float(atom) -> bool:
     return hasattr(atom.aval, "dtype") and jnp.issubdtype(atom.aval.dtype, jnp.inexact)
-
-
-def scan_layout(eqn) -> tuple[int, int, int]:
-    """Numbers of constants, carries and scanned inputs. Told by rank, which names of parameters are not needed for."""
-    body = bodies(eqn)[0]
-    carried = sum(_rank(outer) == _rank(inner) for outer, inner in zip(eqn.outvars, body.outvars, strict=True))
-    scanned = sum(_rank(outer) > _rank(inner) for outer, inner in zip(eqn.invars, body.invars, strict=True))
-    return len(eqn.invars) - carried - scanned, carried, scanned
-
-
-def _rank(atom) -> int:
-    return len(getattr(atom.aval, "shape", ()))
 
 
 class Facts:

@@ -3,9 +3,9 @@
 import dataclasses
 from typing import NamedTuple
 
-from jaxmem._compat import effect_names
+from jaxmem._compat import effect_names, scan_layout
 from jaxmem.remat._kept import num_bytes
-from jaxmem.remat.blocks._facts import CHEAP, Facts, is_value, scan_layout
+from jaxmem.remat.blocks._facts import CHEAP, Facts, is_value
 
 # What may happen again when a block is recomputed. Everything else (host callbacks, writes to references) must not.
 _REPEATABLE = frozenset({"NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"})
