@@ -58,8 +58,8 @@ def next_loss_scale(state: LossScaleState, spec: float | DynamicLossScale, finit
     [8.0, 8.0, 4.0]
     """
     skipped = jnp.where(finite, 0, state.skipped_in_a_row + 1)
-    if not isinstance(spec, DynamicLossScale):
-        return dataclasses.replace(state, skipped_in_a_row=skipped)
+    if not isinstance(spec, DynamicLossScale):  # also where the state was restored from a run with another scale
+        return dataclasses.replace(start_loss_scale(spec), skipped_in_a_row=skipped)
     good = jnp.where(finite, state.good_windows + 1, 0)
     grows = good >= spec.growth_interval
     factor = jnp.where(finite, jnp.where(grows, spec.factor, 1.0), 1 / spec.factor)

@@ -22,8 +22,6 @@ from jaxmem.train._state import TrainState
 from jaxmem.train._step import TrainStep, make_train_step
 from jaxmem.workload import Workload, path_string
 
-# Times that a loss scale may be divided before gradients are taken to be not finite at any.
-_BACK_OFFS = 50
 _MEMORY_INFO = Path("/proc/meminfo")
 
 
@@ -62,10 +60,10 @@ def run_step(step: TrainStep, batch: Any, given: TrainState | None, rng: Any, li
     state = _state(kept, given, rng)
     window = int(state.window)
     state, metrics = compiled(state, batch)
-    for _ in range(_BACK_OFFS):
-        if state.loss_scale is None or bool(state.last_finite):
+    # A skipped window keeps no gradients: the same one again, as long as the scale backs off.
+    while state.loss_scale is not None and not bool(state.last_finite):
+        if float(state.loss_scale.scale) == float(metrics["loss_scale"]):
             break
-        # A skipped window keeps no gradients: the same one again, under the scale that it backed off to.
         state, metrics = compiled(dataclasses.replace(state, window=jnp.int32(window)), batch)
     return Outcome(
         loss=float(metrics["loss"]), gradients=_to_host(state.opt_state["gradients"]), state=_to_host(state.state)

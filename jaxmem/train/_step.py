@@ -79,7 +79,11 @@ class TrainStep:
         self._jitted = jax.jit(self._step, donate_argnums=0, compiler_options=workload.compiler_options)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
-        """One optimizer step on a batch; `state` is donated. Metrics hold "loss" and the loss's own."""
+        """One optimizer step on a batch; `state` is donated. Metrics hold "loss" and the loss's own.
+
+        With a loss scale also "loss_scale", that of this window, and "skipped", windows skipped so far: one whose loss
+        or gradients are not finite changes neither parameters nor optimizer state nor model state.
+        """
         if self.mesh is not None:
             batch = jax.device_put(batch, self._layout.batch(batch))
         with self._layout.entered(state, batch):

@@ -117,6 +117,7 @@ def test_an_overflow_starts_the_count_of_good_windows_anew():
 def test_a_static_scale_stays():
     scales, state = run(1000.0, [True, False, False])
     assert scales == [1000.0] * 4 and int(state.skipped_in_a_row) == 2
+    assert float(advance(state, 8.0, jnp.array(True)).scale) == 8.0  # restored, and trained on with another
 
 
 @settings(max_examples=15, deadline=None)
