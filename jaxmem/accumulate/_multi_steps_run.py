@@ -9,7 +9,7 @@ import optax
 
 from jaxmem._scopes import ACCUMULATE_SCOPE, OPTIMIZER_SCOPE
 from jaxmem.accumulate import _multi_steps_leaves as _leaves
-from jaxmem.accumulate._multi_steps_window import Window, add_micro_step, all_finite
+from jaxmem.accumulate._multi_steps_window import Window, add_micro_step, all_finite, check_state
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,7 @@ class MultiSteps:
         )
 
     def update(self, updates: Any, state: Any, params: Any = None, *, weight: Any = None, **extra):
+        check_state(state)
         like = updates if params is None else params
         tree, paths = jax.tree.structure(like), _leaves.leaf_paths(like)
         grads = _leaves.leaves_up_to(tree, updates, paths, "gradients")
@@ -56,6 +57,7 @@ class MultiSteps:
         return self._end(like, params, accumulators, window, state, taken, taken >= every, extra)
 
     def flush(self, state: Any, params: Any, extra: dict[str, Any]):
+        check_state(state)
         tree, paths = jax.tree.structure(params), _leaves.leaf_paths(params)
         accumulators = _leaves.leaves_up_to(tree, state.acc_grads, paths, "accumulators")
         ends = state.mini_step > 0

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem.accumulate._multi_steps_leaves import is_absent
-from jaxmem.errors import ConfigError
+from jaxmem.errors import ConfigError, StateError
 from jaxmem.workload import is_array_like
 
 
@@ -33,6 +33,17 @@ class Window(NamedTuple):
             left_out=jnp.zeros((), jnp.int32),
             skipped_windows=jnp.zeros((), jnp.int32),
             updated=jnp.zeros((), jnp.bool_),
+        )
+
+
+def check_state(state: Any) -> None:
+    """StateError unless `multi_steps` made the state."""
+    if not isinstance(getattr(state, "skip_state", None), Window):
+        raise StateError(
+            wanted="the state that this optimizer's init made, or a copy of it",
+            got=type(state).__name__ + (", made by optax.MultiSteps" if hasattr(state, "skip_state") else ""),
+            do="Restore a checkpoint into optimizer.init's structure. From optax.MultiSteps take `inner_opt_state` and "
+            "`gradient_step`, at the end of a window: optimizer.init(params)._replace(...).",
         )
 
 

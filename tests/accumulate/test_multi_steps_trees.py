@@ -57,7 +57,7 @@ def expected_windows(calls, every, nonfinite):
             yield good or None
 
 
-@settings(max_examples=12)
+@settings(max_examples=10)
 @given(TREES, CALLS, st.integers(1, 4), st.sampled_from(("skip_window", "skip_micro")), st.integers(0, 2**16))
 def test_random_pytrees(kinds, calls, every, nonfinite, seed):
     rng = np.random.default_rng(seed)
