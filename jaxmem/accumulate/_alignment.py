@@ -110,3 +110,36 @@ def joined(first: Alignment, second: Alignment) -> Alignment:
     if first.kind == second.kind == "sum" and first.degree == second.degree:
         return first.with_(pure=first.pure and second.pure)
     return unknown("a value that a loop or a conditional makes in ways that depend differently on the rows")
+
+
+def joined_sum(left: Alignment, right: Alignment) -> Alignment:
+    """Of a sum or difference of two, of which one is a sum over rows."""
+    if left.kind == "clean" and left.zero:
+        return right
+    if left.kind == right.kind:
+        same = left.degree == right.degree
+        return left.with_(pure=left.pure and right.pure) if same else unknown("a sum of means and sums over rows")
+    own, other = (left, right) if left.kind == "sum" else (right, left)
+    return own.with_(pure=False) if other.degree == 0 else unknown("a sum with a number of rows")
+
+
+def all_joined(values: list[Alignment]) -> Alignment:
+    """Any of several."""
+    found = values[0]
+    for value in values[1:]:
+        found = joined(found, value)
+    return found
+
+
+def without(value: Alignment, axes: Any) -> Alignment:
+    """Of the value without those axes, none of which is that of the rows."""
+    fewer = lambda axis: axis - sum(gone < axis for gone in axes)  # noqa: E731
+    constant = frozenset(fewer(axis) for axis in value.constant if axis not in axes)
+    value = value.with_(constant=constant)
+    return value.with_(axis=fewer(value.axis)) if value.kind == "rows" else value
+
+
+def stacked(value: Alignment) -> Alignment:
+    """Of the values of a loop's turns, along a new first axis."""
+    value = value.with_(constant=frozenset(axis + 1 for axis in value.constant))
+    return value.with_(axis=value.axis + 1) if value.kind == "rows" else value

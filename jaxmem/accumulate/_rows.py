@@ -11,7 +11,21 @@ import jax
 import numpy as np
 
 from jaxmem._compat import called_jaxprs, prevents_cse, scan_layout
-from jaxmem.accumulate._alignment import SUM, Alignment, clean, joined, mixed, rows, together, unknown, worst
+from jaxmem.accumulate._alignment import (
+    Alignment,
+    all_joined,
+    clean,
+    joined,
+    joined_sum,
+    rows,
+    stacked,
+    together,
+    unknown,
+    without,
+    worst,
+)
+from jaxmem.accumulate._row_products import ProductRules
+from jaxmem.accumulate._row_shapes import ShapeRules, rank
 
 _SAME = frozenset(
     """
@@ -35,7 +49,7 @@ _CALLS = frozenset(
 _TURNS = 6
 
 
-class Follower:
+class Follower(ShapeRules, ProductRules):
     """Follows rows through two programs of the same loss, of which one has `ratio` times the rows of the other."""
 
     def __init__(self, ratio: int):
@@ -106,219 +120,18 @@ class Follower:
         if "rows" not in kinds and len(values) == 2:
             left, right = values
             if name in ("mul", "div") and {"sum", "clean"} >= kinds:
-                ranks = [_rank(atom) for atom in eqn.invars]
+                ranks = [rank(atom) for atom in eqn.invars]
                 return self._product(left, right, ranks, divided=name == "div")
             if name in ("add", "sub", "add_any") and "sum" in kinds:
                 if right.kind == "clean" and right.zero:
                     return left
                 return joined_sum(left, right)
         if name == "select_n" and "rows" not in kinds and values[0].kind == "clean" and "sum" in kinds:
-            return _all_joined(values[1:])
-        return together(values, [_rank(atom) for atom in eqn.invars], name)
-
-    def _product(self, left: Alignment, right: Alignment, ranks: list[int], *, divided: bool) -> Alignment:
-        degree = left.degree - right.degree if divided else left.degree + right.degree
-        if left.kind == "sum" and right.kind == "sum":
-            return unknown("a product or quotient of sums over rows")
-        if right.kind == "sum":
-            return unknown("a quotient by a sum over rows") if divided else right.with_(degree=degree)
-        if left.kind == "sum":
-            return left.with_(degree=degree)
-        ranked = [value.constant for value, rank in zip((left, right), ranks, strict=True) if rank]
-        constant = frozenset.intersection(*ranked) if ranked else frozenset()
-        return clean(constant, zero=left.zero or (right.zero and not divided), degree=degree)
+            return all_joined(values[1:])
+        return together(values, [rank(atom) for atom in eqn.invars], name)
 
     def _iota(self, eqn, twin, values):
-        return clean(set(range(_rank(eqn.outvars[0]))) - {eqn.params["dimension"]})
-
-    # -- shapes ------------------------------------------------------------------------------------
-
-    def _broadcast_in_dim(self, eqn, twin, values):
-        value, to = values[0], eqn.params["broadcast_dimensions"]
-        if value.kind == "rows":
-            return value.with_(axis=to[value.axis])
-        if value.kind == "sum":
-            return value
-        before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-        constant = set(range(len(after))) - set(to)
-        constant |= {new for old, new in enumerate(to) if old in value.constant or before[old] == 1 != after[new]}
-        return value.with_(constant=frozenset(constant))
-
-    def _reshape(self, eqn, twin, values):
-        (value, *_), old, new = values, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-        if value.kind == "sum":
-            return value
-        if value.kind == "clean":
-            wide_old, wide_new = ([axis for axis, size in enumerate(s) if size != 1] for s in (old, new))
-            if len(value.constant) == len(old):
-                return value.with_(constant=frozenset(range(len(new))))
-            if [old[a] for a in wide_old] == [new[a] for a in wide_new]:
-                kept = {b for a, b in zip(wide_old, wide_new, strict=True) if a in value.constant}
-                return value.with_(constant=frozenset(kept | (set(range(len(new))) - set(wide_new))))
-            return value.with_(constant=frozenset())
-        before, size = math.prod(old[: value.axis]), old[value.axis]
-        for axis in range(len(new)):
-            if math.prod(new[:axis]) != before or (new[axis] == 1 != size):
-                continue
-            if new[axis] % size == 0:  # the axes that follow are joined to that of the rows
-                return rows(axis, value.inner * (new[axis] // size))
-            if size % new[axis] == 0 and value.inner % (size // new[axis]) == 0:  # or parted from it
-                return rows(axis, value.inner // (size // new[axis]))
-        return unknown("a reshape that takes rows apart")
-
-    def _squeeze(self, eqn, twin, values):
-        return _without(values[0], [axis % _rank(eqn.invars[0]) for axis in eqn.params["dimensions"]])
-
-    def _transpose(self, eqn, twin, values):
-        order = list(eqn.params["permutation"])
-        value = values[0].with_(constant=frozenset(order.index(axis) for axis in values[0].constant))
-        return value.with_(axis=order.index(value.axis)) if value.kind == "rows" else value
-
-    def _rev(self, eqn, twin, values):
-        return self._untouched(eqn, values, eqn.params["dimensions"])
-
-    def _slice(self, eqn, twin, values):
-        return self._cut(eqn, values)
-
-    def _dynamic_slice(self, eqn, twin, values):
-        if any(value.kind != "clean" for value in values[1:]):
-            return unknown("a slice whose place depends on rows")
-        return self._cut(eqn, values)
-
-    def _cut(self, eqn, values):
-        before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-        return self._untouched(eqn, values, [axis for axis in range(len(before)) if before[axis] != after[axis]])
-
-    def _pad(self, eqn, twin, values):
-        touched = [axis for axis, how in enumerate(eqn.params["padding_config"]) if any(how)]
-        value = self._untouched(eqn, values, touched)
-        return value if value.kind != "clean" else clean(value.constant - set(touched))
-
-    def _split(self, eqn, twin, values):
-        return self._untouched(eqn, values, [eqn.params["axis"]])
-
-    def _concatenate(self, eqn, twin, values):
-        axis = eqn.params["dimension"]
-        if any(value.kind == "rows" and value.axis == axis for value in values):
-            return unknown("a concatenation of rows")
-        if {value.kind for value in values} <= {"sum", "clean"} and any(value.kind == "sum" for value in values):
-            return unknown("a concatenation with a sum over rows")
-        value = together(values, [_rank(atom) for atom in eqn.invars], "concatenate")
-        return value if value.kind != "clean" else clean(value.constant - {axis})
-
-    def _untouched(self, eqn, values, touched):
-        value = values[0]
-        if value.kind == "rows" and value.axis in touched:
-            return unknown(f"a {eqn.primitive.name} along the axis of the rows")
-        return value
-
-    # -- reductions --------------------------------------------------------------------------------
-
-    def _reduce(self, eqn, twin, values):
-        (value, *_), axes, name = values, eqn.params["axes"], eqn.primitive.name
-        if value.kind == "rows" and value.axis in axes:
-            return SUM if name == "reduce_sum" else mixed(f"{name} over rows")
-        if value.kind == "sum" and name != "reduce_sum":
-            return unknown(f"{name} of a sum over rows")
-        if value.kind == "clean" and name == "reduce_sum":
-            counts = [math.prod(e.invars[0].aval.shape[axis] for axis in axes) for e in (eqn, twin)]
-            degrees = [degree for degree in (0, 1) if counts[0] == counts[1] * self.ratio**degree]
-            if not degrees:
-                return unknown("a sum over more than the rows")
-            value = value.with_(degree=value.degree + degrees[0])
-        elif value.kind == "clean" and value.degree:
-            return unknown(f"{name} of a number of rows")
-        return _without(value, axes)
-
-    def _along(self, eqn, twin, values):
-        params = eqn.params
-        axis = params.get("axis", params.get("dimension", _rank(eqn.invars[0]) - 1)) % _rank(eqn.invars[0])
-        value = together(values, [_rank(atom) for atom in eqn.invars], eqn.primitive.name)
-        if value.kind == "rows" and value.axis == axis:
-            return mixed(f"{eqn.primitive.name} along the axis of the rows")
-        return value if value.kind != "clean" else clean(value.constant - {axis})
-
-    def _reduce_window(self, eqn, twin, values):
-        params = eqn.params
-        sizes = zip(params["window_dimensions"], params["window_strides"], params["padding"], strict=True)
-        touched = [
-            axis for axis, (size, stride, pad) in enumerate(sizes) if (size, stride, tuple(pad)) != (1, 1, (0, 0))
-        ]
-        value = self._untouched(eqn, values[:1], touched)
-        if value.kind == "sum":
-            return unknown("a window of a sum over rows")
-        return value if value.kind != "clean" else clean()
-
-    _reduce_window_sum = _reduce_window_max = _reduce_window_min = _reduce_window
-
-    # -- products ----------------------------------------------------------------------------------
-
-    def _dot_general(self, eqn, twin, values):
-        (contracted, batched) = eqn.params["dimension_numbers"]
-        left, right = values
-        if left.kind == "clean" and right.kind == "clean":
-            same = [e.invars[0].aval.shape[axis] for e in (eqn, twin) for axis in contracted[0]]
-            half = len(same) // 2
-            return (
-                clean(degree=left.degree + right.degree)
-                if same[:half] == same[half:]
-                else unknown("a product over rows")
-            )
-        if "rows" not in (left.kind, right.kind):
-            return self._product(left, right, [0, 0], divided=False)
-        if "sum" in (left.kind, right.kind):
-            return mixed("a product of rows with a sum over rows")
-        if left.kind == right.kind:
-            for pairs in (contracted, batched):
-                if (left.axis, right.axis) in zip(*pairs, strict=True) and left.inner == right.inner:
-                    return SUM if pairs is contracted else rows(list(batched[0]).index(left.axis), left.inner)
-            return mixed("a product of rows with other rows")
-        side = 0 if left.kind == "rows" else 1
-        value, other = values[side], values[1 - side]
-        if other.degree:
-            return unknown("a product of rows with a number of rows")
-        for pairs in (contracted, batched):
-            if value.axis in pairs[side]:
-                position = list(pairs[side]).index(value.axis)
-                if pairs[1 - side][position] not in other.constant:
-                    return unknown("a product of rows with what depends on their place in the batch")
-                return SUM if pairs is contracted else rows(position, value.inner)
-        taken = {*contracted[side], *batched[side]}
-        free = [axis for axis in range(_rank(eqn.invars[side])) if axis not in taken]
-        before = len(batched[0]) + (_rank(eqn.invars[0]) - len(contracted[0]) - len(batched[0]) if side else 0)
-        return rows(before + free.index(value.axis), value.inner)
-
-    def _conv_general_dilated(self, eqn, twin, values):
-        left, right = values
-        numbers = eqn.params["dimension_numbers"]
-        if left.kind == "clean" == right.kind:
-            return clean()
-        if right.kind != "clean" or left.kind != "rows" or left.axis != numbers.lhs_spec[0] or right.degree:
-            return unknown("a convolution over rows")
-        return (
-            rows(numbers.out_spec[0], left.inner) if eqn.params["batch_group_count"] == 1 else unknown("a convolution")
-        )
-
-    def _gather(self, eqn, twin, values):
-        table, indices = values[:2]
-        numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-        batch = [axis for axis in range(_rank(eqn.outvars[0])) if axis not in numbers.offset_dims]
-        if table.kind == "clean" == indices.kind:
-            return clean()
-        if "sum" in (table.kind, indices.kind):
-            return unknown("a gather with a sum over rows")
-        places, taken = numbers.start_indices_batching_dims, numbers.operand_batching_dims
-        if table.kind == "clean":
-            return (
-                rows(batch[indices.axis], indices.inner) if indices.axis not in places else unknown("a gather of rows")
-            )
-        if indices.kind == "rows":
-            if (table.axis, indices.axis) in zip(taken, places, strict=True) and table.inner == indices.inner:
-                return rows(batch[indices.axis], indices.inner)
-            return unknown("a gather of rows by rows")
-        kept = [a for a in range(_rank(eqn.invars[0])) if a not in (*numbers.collapsed_slice_dims, *taken)]
-        whole = table.axis in kept and sizes[table.axis] == eqn.invars[0].aval.shape[table.axis]
-        return rows(numbers.offset_dims[kept.index(table.axis)], table.inner) if whole else unknown("a gather of rows")
+        return clean(set(range(rank(eqn.outvars[0]))) - {eqn.params["dimension"]})
 
     # -- control flow ------------------------------------------------------------------------------
 
@@ -329,7 +142,7 @@ class Follower:
         if params["length"] != twin.params["length"]:
             return [unknown("a scan over rows")] * len(eqn.outvars)
         sliced = [
-            unknown("a scan over rows") if value.kind == "rows" and value.axis == 0 else _without(value, [0])
+            unknown("a scan over rows") if value.kind == "rows" and value.axis == 0 else without(value, [0])
             for value in values[consts + carry :]
         ]
         state = values[consts : consts + carry]
@@ -337,7 +150,7 @@ class Follower:
             out = self.outputs(body, theirs, [*values[:consts], *state, *sliced])
             new = [joined(old, now) for old, now in zip(state, out[:carry], strict=True)]
             if new == state:
-                return state + [_stacked(value) for value in out[carry:]]
+                return state + [stacked(value) for value in out[carry:]]
             state = new
         return [unknown("a loop whose carry does not settle")] * len(eqn.outvars)
 
@@ -363,42 +176,7 @@ class Follower:
             return [unknown("a conditional that rows decide")] * len(eqn.outvars)
         branches = zip(called_jaxprs(eqn), called_jaxprs(twin), strict=True)
         found = [self.outputs(one, other, values[1:]) for one, other in branches]
-        return [_all_joined(list(outs)) for outs in zip(*found, strict=True)]
-
-
-def joined_sum(left: Alignment, right: Alignment) -> Alignment:
-    """Of a sum or difference of two, of which one is a sum over rows."""
-    if left.kind == "clean" and left.zero:
-        return right
-    if left.kind == right.kind:
-        same = left.degree == right.degree
-        return left.with_(pure=left.pure and right.pure) if same else unknown("a sum of means and sums over rows")
-    own, other = (left, right) if left.kind == "sum" else (right, left)
-    return own.with_(pure=False) if other.degree == 0 else unknown("a sum with a number of rows")
-
-
-def _all_joined(values: list[Alignment]) -> Alignment:
-    found = values[0]
-    for value in values[1:]:
-        found = joined(found, value)
-    return found
-
-
-def _without(value: Alignment, axes: Any) -> Alignment:
-    """Of the value without those axes, none of which is that of the rows."""
-    fewer = lambda axis: axis - sum(gone < axis for gone in axes)  # noqa: E731
-    constant = frozenset(fewer(axis) for axis in value.constant if axis not in axes)
-    value = value.with_(constant=constant)
-    return value.with_(axis=fewer(value.axis)) if value.kind == "rows" else value
-
-
-def _stacked(value: Alignment) -> Alignment:
-    value = value.with_(constant=frozenset(axis + 1 for axis in value.constant))
-    return value.with_(axis=value.axis + 1) if value.kind == "rows" else value
-
-
-def _rank(atom: Any) -> int:
-    return len(getattr(atom.aval, "shape", ()))
+        return [all_joined(list(outs)) for outs in zip(*found, strict=True)]
 
 
 def batch_alignments(batch: Any, axes: tuple[int | None, ...]) -> list[Alignment]:

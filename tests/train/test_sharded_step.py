@@ -1,5 +1,6 @@
 """A step on a mesh: equal to the step on one device, its state where it was, its batches where they belong."""
 
+import dataclasses
 import functools
 import io
 
@@ -8,11 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
-from jaxmem import Last, LossOutput, MemoryConfig, WeightedMean, Workload, assert_equivalent, make_train_step
+from jaxmem import (
+    Last,
+    LossOutput,
+    MemoryConfig,
+    Sum,
+    WeightedMean,
+    Workload,
+    assert_equivalent,
+    make_train_step,
+    verify,
+)
 from jaxmem.analysis import MemoryReport
 from jaxmem.errors import ConfigError, StateError
 from jaxmem.report import print_report
@@ -190,3 +202,51 @@ def test_the_report_says_what_was_chosen_and_why():
     report = step_of(mesh_of(("data", 8))).report()
     assert (report.gradient_reduction, report.gradient_reductions) == ("once", 1.0)
     assert "Gradients are reduced once, after the last micro-batch: the loss was found to be" in str(report)
+
+
+class Normed(nnx.Module):
+    """BatchNorm, whose statistics shards must combine, and Dropout, whose key must differ between them."""
+
+    def __init__(self, rngs):
+        self.norm = nnx.BatchNorm(D, momentum=0.5, rngs=rngs)
+        self.layers = nnx.List([nnx.Linear(D, 3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)])
+
+    def __call__(self, x, scale=None):
+        linear, dropout = self.layers
+        return dropout(linear(self.norm(x))) * (1.0 if scale is None else scale)
+
+
+def test_an_nnx_model_sees_the_state_of_all_shards_once():
+    model = Normed(nnx.Rngs(0))
+    count = lambda: int(model.layers[1].rngs.count[...])  # noqa: E731
+    before, key = count(), jax.random.key_data(model.layers[1].rngs.key[...])
+    how = lambda path, leaf: "mean" if path.endswith(("mean", "var")) else "carry"  # noqa: E731
+    x = batch()["x"]
+
+    def squares(model, x):
+        y = model(x, None)
+        return LossOutput((y**2).mean(), {"kept": Sum((y != 0).sum())})
+
+    config = MemoryConfig(accumulation_steps=2, gradient_reduction="once")
+    workload = Workload.from_nnx(model, squares, x, optax.sgd(0.1), state_reduction=how)
+    step = make_train_step(workload, config, mesh=mesh_of(("data", 4)))
+    state, metrics = step(step.init(), x)
+    assert count() == before
+    step.update(model, state)
+    # Every micro-batch of every shard moved the mean of zero half of the way to its own.
+    np.testing.assert_allclose(model.norm.mean[...], 0.5 * x.mean(0), rtol=1e-5, atol=1e-6)
+    assert count() == before + 2 and (jax.random.key_data(model.layers[1].rngs.key[...]) == key).all()
+    # The same mask on all four shards would keep a number that 4 divides, which this seed's does not.
+    assert int(metrics["kept"]) % 4 and 0 < int(metrics["kept"]) < 16 * 3
+    undeclared = make_train_step(dataclasses.replace(workload, state_reduction="carry"), config, mesh=step.mesh)
+    with pytest.raises(StateError, match="'carry' for state/norm/mean"):
+        undeclared(undeclared.init(), x)
+
+
+def test_a_step_on_a_mesh_is_verified():
+    found = verify(step_of(mesh_of(("data", 8)), gradient_reduction="once", remat="none"), target="cpu")
+    assert found["gradients"].verdict == "pass" and found.reference == "the plain step on the whole batch"
+    noise = Workload(noisy, params(), batch(), optax.sgd(0.1))
+    config = MemoryConfig(accumulation_steps=2, gradient_reduction="once")
+    found = verify(make_train_step(noise, config, mesh=mesh_of(("data", 8))), target="cpu")
+    assert found["gradients"].verdict == "uncertain" and "numbers" in found["gradients"].detail
