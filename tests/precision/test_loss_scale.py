@@ -141,9 +141,9 @@ def leaves(tree):
     return jax.tree_util.tree_leaves_with_path(tree)
 
 
-@pytest.mark.parametrize("spec", [1024.0, DynamicLossScale(initial=512, growth_interval=1)])
-def test_case_24_every_field_survives(spec, tmp_path):
+def test_case_24_every_field_survives(tmp_path):
     """jmp#44: a field that is lost when the pytree is put together again. tree_map, jit and orbax keep all three."""
+    spec = DynamicLossScale(initial=512, growth_interval=1)
     state = advance(advance(start_loss_scale(spec), spec, jnp.array(True)), spec, jnp.array(False))
     want = signature(state)
     assert [dtype for _, dtype, *_ in want] == [jnp.float32, jnp.int32, jnp.int32]
@@ -156,5 +156,5 @@ def test_case_24_every_field_survives(spec, tmp_path):
         restored = checkpointer.restore(tmp_path / "state", jax.eval_shape(lambda: start_loss_scale(spec)))
     assert isinstance(restored, LossScaleState) and signature(restored) == want
     again = [float(advance(each, spec, jnp.array(False)).scale) for each in (state, restored)]
-    assert again[0] == again[1] == float(state.scale) / (1 if spec == 1024.0 else 2)
+    assert again[0] == again[1] == float(state.scale) / 2 == 256
     assert jax.tree.structure(advance(state, spec, jnp.array(True))) == jax.tree.structure(state)

@@ -250,11 +250,11 @@ def test_step_equals_the_plain_step(name, remat, dtype, k):
     assert_close(metrics, want_metrics, TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_float16_step_equals_the_plain_step(name):
-    got, metrics = run(name, 0.0, make_batch(), accumulation_steps=4, remat="full", precision="float16")
+def test_a_float16_step_equals_the_plain_step():
+    """One cell, as its cost is that of bfloat16's; all kinds have their tests in test_loss_scale.py."""
+    got, metrics = run("linen", 0.0, make_batch(), accumulation_steps=4, precision="float16")
     assert int(metrics["skipped"]) == 0
-    assert_close(got, wanted(name, 0.0, 1)[0], 5e-3)
+    assert_close(got, wanted("linen", 0.0, 1)[0], 5e-3)
 
 
 @pytest.mark.parametrize("k", [1, 4])
