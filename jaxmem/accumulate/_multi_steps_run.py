@@ -28,7 +28,7 @@ class MultiSteps:
         inner_params = tree.unflatten(_leaves.only(leaves, trained))
         inner_state = jax.tree.map(_strong, self.inner.init(inner_params))
         read = _leaves.read_leaves(self.inner, inner_params, inner_state, self.accumulator_dtype)
-        read = jax.tree.leaves(read, is_leaf=_leaves.is_absent)  # False or absent: no accumulator
+        read = tree.flatten_up_to(read)  # False or absent: no accumulator
         accumulators = [
             _leaves.zero_accumulator(leaf, self.accumulator_dtype) if yes is True else optax.MaskedNode()
             for leaf, yes in zip(leaves, read, strict=True)

@@ -270,6 +270,15 @@ def test_masks_that_freeze_nothing_are_let_be():
         assert_trees_close(got, optax.apply_updates(params, updates))
 
 
+def test_it_may_be_one_of_several_optimizers():
+    """Where the others' leaves are absent; each has windows of its own."""
+    params = {"a": jnp.zeros(2), "b": jnp.zeros(3), "c": jnp.zeros(())}
+    each = {"a": multi_steps(optax.sgd(1.0), 2), "b": multi_steps(optax.sgd(1.0), 3), "c": optax.sgd(1.0)}
+    ones = jax.tree.map(jnp.ones_like, params)
+    got, _ = micro_steps(optax.partition(each, {"a": "a", "b": "b", "c": "c"}), params, [ones] * 4)
+    assert jax.tree.map(lambda leaf: float(leaf.max()), got) == {"a": -2.0, "b": -1.0, "c": -4.0}
+
+
 # -- dtypes and transformations ------------------------------------------------------------------------------------
 
 
