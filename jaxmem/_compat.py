@@ -52,7 +52,7 @@ def _inside(change: Callable, param: Any) -> Any:
         return change(param)
     if isinstance(param, (tuple, list)) and any(isinstance(p, (jex.Jaxpr, jex.ClosedJaxpr)) for p in param):
         items = [_inside(change, p) for p in param]
-        return param._make(items) if hasattr(param, "_make") else type(param)(items)  # a solver's are a named tuple
+        return type(param)(*items) if hasattr(param, "_fields") else type(param)(items)  # a solver's are a named tuple
     return param
 
 
@@ -131,6 +131,14 @@ def linear_program(vjp, count: int) -> tuple[jex.Jaxpr, list]:
     """
     jaxpr = vjp.jaxpr
     return jaxpr, jaxpr.invars[len(jaxpr.invars) - count :]
+
+
+def transpose_into(vjp, refs: list, cotangent: Any) -> tuple:
+    """`vjp(cotangent)` that adds to a mutable array where one is given instead of None; its gradient is then no array.
+
+    `with_refs` and `jax.ad` are public and undocumented.
+    """
+    return vjp.with_refs(*[jax.ad.GradValue() if ref is None else ref for ref in refs])(cotangent)  # pyright: ignore
 
 
 _NOT_IN_PLACE = ("optimization_barrier",) if jax.__version_info__ >= (0, 12) else ("slice", "shard_map")

@@ -1,5 +1,6 @@
 """Gradients of a large batch from micro-batches, equal to those of the one-batch step."""
 
+from jaxmem.accumulate._in_place import Added as Added
 from jaxmem.accumulate._independent import Independence as Independence
 from jaxmem.accumulate._independent import independent_rows as independent_rows
 from jaxmem.accumulate._multi_steps import flush as flush
@@ -13,6 +14,7 @@ from jaxmem.accumulate._value_and_grad import Gradients as Gradients
 from jaxmem.accumulate._value_and_grad import value_and_grad as value_and_grad
 
 __all__ = [
+    "Added",
     "Gradients",
     "Independence",
     "apply_updates",

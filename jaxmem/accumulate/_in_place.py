@@ -78,46 +78,42 @@ class GradientSum:
         Raises:
           ConfigError: `in_place` is True, and some leaf cannot be added so.
         """
-
-        def add(accumulators):
-            differentiated, vjp, aux = jax.vjp(
-                lambda *leaves: objective(self.tree.unflatten(leaves)), *self.leaves, has_aux=True
-            )
-            self._look_at(vjp)
-            refs = [None if why else jax.new_ref(acc) for acc, why in zip(accumulators, self.reasons, strict=True)]
-            gradients = vjp.with_refs(*[jax.ad.GradValue() if ref is None else ref for ref in refs])(
-                jnp.ones_like(differentiated)
-            )
-            sums = []
-            for acc, ref, gradient in zip(accumulators, refs, gradients, strict=True):
-                if ref is None:
-                    with jax.named_scope(ACCUMULATE_SCOPE):
-                        sums.append(acc + gradient.astype(acc.dtype))
-                else:
-                    sums.append(jax.freeze(ref))
-            return sums, aux
-
         accumulators = self.tree.flatten_up_to(accumulators)
-        if not all(self.reasons):
-            try:
-                sums, aux = _pure(add, accumulators)
-            except Exception as error:  # an error of the loss comes again below; what JAX cannot add in place does not
-                said = str(error).splitlines() or [type(error).__name__]
-                self._give_up(f"JAX {jax.__version__} cannot: {said[0]}")
+        try:
+            # Nothing to do in place, nothing to make pure: the program is the plainest.
+            sums, aux = self._add(objective, accumulators) if all(self.reasons) else self._pure(objective, accumulators)
+        except Exception as error:  # an error of the loss comes again below; what JAX cannot add in place does not
+            if all(self.reasons):
+                raise
+            said = str(error).splitlines() or [type(error).__name__]
+            self.reasons = [reason or f"JAX {jax.__version__} cannot: {said[0]}" for reason in self.reasons]
+            sums, aux = self._add(objective, accumulators)
         self._check()
-        if all(self.reasons):
-            sums, aux = add(accumulators)
         return self.tree.unflatten(sums), aux
 
-    def _look_at(self, vjp) -> None:
-        """Finds the leaves that the transposed program would not add up rightly."""
+    def _add(self, objective: Callable, accumulators: list) -> tuple[list, Any]:
+        differentiated, vjp, aux = jax.vjp(
+            lambda *leaves: objective(self.tree.unflatten(leaves)), *self.leaves, has_aux=True
+        )
         if not all(self.reasons):
             jaxpr, inputs = _compat.linear_program(vjp, len(self.leaves))
             found = _misused(jaxpr, set(inputs))
             self.reasons = [why or found.get(var, "") for var, why in zip(inputs, self.reasons, strict=True)]
+        refs = [None if why else jax.new_ref(acc) for acc, why in zip(accumulators, self.reasons, strict=True)]
+        gradients = _compat.transpose_into(vjp, refs, jnp.ones_like(differentiated))
+        sums = []
+        for acc, ref, gradient in zip(accumulators, refs, gradients, strict=True):
+            with jax.named_scope(ACCUMULATE_SCOPE):
+                sums.append(acc + gradient.astype(acc.dtype) if ref is None else jax.freeze(ref))
+        return sums, aux
 
-    def _give_up(self, why: str) -> None:
-        self.reasons = [reason or why for reason in self.reasons]
+    def _pure(self, objective: Callable, accumulators: list) -> tuple[list, Any]:
+        """`_add` as a program without mutable arrays."""
+        add = lambda *accumulators: self._add(objective, list(accumulators))  # noqa: E731
+        closed, shapes = jax.make_jaxpr(add, return_shape=True)(*accumulators)
+        outs = jex.jaxpr_as_fun(_compat.discharge(closed, ACCUMULATE_SCOPE))(*accumulators)
+        # Some come as Python numbers.
+        return jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(out) for out in outs])
 
     def _check(self) -> None:
         if self.wanted and any(self.reasons):
@@ -137,13 +133,6 @@ def _reason(leaf, dtype) -> str:
     if own != dtype:
         return f"the accumulator is {jnp.dtype(dtype)} and the parameter {own}"
     return ""
-
-
-def _pure(fn: Callable, *args) -> Any:
-    """Calls `fn`, which makes and frees mutable arrays, as a program without them."""
-    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-    outs = jex.jaxpr_as_fun(_compat.discharge(closed, ACCUMULATE_SCOPE))(*jax.tree.leaves(args))
-    return jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(out) for out in outs])  # some are Python numbers
 
 
 def _misused(jaxpr: jex.Jaxpr, inputs: Collection) -> dict:

@@ -19,7 +19,7 @@ from jaxmem.accumulate._split import Split, micro_batch_count
 from jaxmem.accumulate._trace import TracedLoss, check_differentiable, check_weights
 from jaxmem.accumulate._weights import total_weights, weight_dtype
 from jaxmem.config import float_dtype_name
-from jaxmem.errors import ObjectiveError
+from jaxmem.errors import ConfigError, ObjectiveError
 
 
 @jax.tree_util.register_dataclass
@@ -104,6 +104,8 @@ def value_and_grad(
     Array(8.666667, dtype=float32)
     """
     num_micro_batches = micro_batch_count(num_micro_batches)
+    if in_place is not None and not isinstance(in_place, bool):
+        raise ConfigError(wanted="in_place to be None, True or False", got=repr(in_place), do="Leave it out.")
     if data_sharding is not None and not isinstance(data_sharding, jax.sharding.NamedSharding):
         data_sharding = axis_names(data_sharding)
     accumulator_dtype = jnp.dtype(float_dtype_name(accumulator_dtype, "accumulator_dtype"))

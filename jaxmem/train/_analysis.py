@@ -68,6 +68,8 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
     notes = step.examine().warnings
     if step.reduction().why:
         notes = (*notes, f"Gradients are reduced {_WHEN[step.reduction().kind]}: {step.reduction().why}.")
+    if step.added is not None:
+        notes = (*notes, str(step.added))
     if policy.offload and target.platform == "cpu":
         notes = (*notes, _NOT_EVIDENCED)
     if _sums_narrowly(step.config):

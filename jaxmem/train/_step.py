@@ -76,6 +76,7 @@ class TrainStep:
         self.workload, self.config, self.target, self.mesh = workload, config, target, mesh
         self._layout = Layout.of(workload, mesh)
         self._examination = self._reduction = None
+        self.added: accumulate.Added | None = None  # how gradients are added up, once the step has been traced
         self._jitted = jax.jit(self._step, donate_argnums=0, compiler_options=workload.compiler_options)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -266,6 +267,7 @@ class TrainStep:
             state_reduction=state_reductions(self.workload, state.state),
             data_sharding=self.reduction().rows if self.reduction().kind == "once" else None,
         )(trainable, batch, rng=jax.random.fold_in(state.rng, state.window), state=state.state, loss_scale=scale)
+        self.added = out.added
         # Optimizers that adapt to the loss (optax.contrib.reduce_on_plateau, …) take it as `value`; others ignore it.
         update = optax.with_extra_args_support(self._optimizer).update
         with jax.named_scope(OPTIMIZER_SCOPE):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from jaxmem._scopes import ACCUMULATE_SCOPE
 from jaxmem.analysis._kind_paths import undeclared_kind
 from jaxmem.analysis._records import KINDS, Buffer, DonationMiss, Finding, LayerBytes, Loop, Moment, Timeline
 from jaxmem.analysis.assignment import Allocation, Assignment, Value, logical_bytes, padded_bytes
@@ -145,8 +146,8 @@ class _Namer:
         elif kind in ("gradients", "accumulators"):
             path = self.kinds.parameter_path(parse_shape(value.layout), said.layer)
         frame = self.frames.of(found.instruction.rest) if found else None
-        if found and said.op and not said.layer:
-            said = said._replace(layer=self._layer(found, kind, frame))
+        if found and said.op and (not said.layer or kind == "accumulators"):
+            said = said._replace(layer=self._layer(found, kind, frame) or said.layer)
             if kind == "accumulators":
                 path = self.kinds.parameter_path(parse_shape(value.layout), said.layer)
         return Buffer(
@@ -181,7 +182,9 @@ class _Namer:
                 added = self.graph.operand(instruction, number)
                 made = origin(self.graph, added.name) if added else None
                 scope = parse_scope(made.instruction.op_name) if made else _NO_SCOPE
-                if made is not None and scope.phase == "backward":
+                if made is None or ACCUMULATE_SCOPE in made.instruction.op_name:
+                    continue  # the accumulator itself
+                if scope.phase == "backward":
                     return scope.layer or self.frames.modules(made.instruction.rest)
             return ""
         layer = self.frames.modules(instruction.rest)
