@@ -199,3 +199,75 @@ def test_the_axes_that_a_value_varies_over(typed):
     jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=typed), jnp.ones(8))
     assert found == [{"data"} if typed else set()] * 2
     assert _compat.varying_axes(jnp.ones(8)) == set()
+
+
+def add_into(fn, accumulator, w, x):
+    """`accumulator` with the gradient of `fn` in `w` added to it by the backward pass."""
+    out, vjp = jax.vjp(lambda w: fn(w, x), w)
+    ref = jax.new_ref(accumulator)
+    _compat.transpose_into(vjp, [ref], jnp.ones_like(out))
+    return jax.freeze(ref)
+
+
+def over_layers(w, x):
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)[0].sum()
+
+
+STACK = jnp.arange(2.0 * 3 * 3).reshape(2, 3, 3) / 9
+
+
+def test_transpose_into_adds_in_place():
+    got = jax.jit(lambda acc, w, x: add_into(over_layers, acc, w, x))(STACK, STACK, jnp.ones(3))
+    want = STACK + jax.grad(over_layers)(STACK, jnp.ones(3))
+    assert jnp.allclose(got, want, rtol=1e-6)
+
+
+def test_linear_program_tells_the_arguments_among_its_inputs():
+    _, vjp = jax.vjp(lambda a, b: jnp.sin(a) * b.sum(), 1.0, jnp.ones(3))
+    jaxpr, inputs = _compat.linear_program(vjp, 2)
+    assert [var.aval.shape for var in inputs] == [(), (3,)]
+    assert all(any(operand is var for eqn in jaxpr.eqns for operand in eqn.invars) for var in inputs)
+    assert _compat.linear_program(vjp, 0)[1] == []
+
+
+def test_discharge_leaves_no_mutable_array_and_names_the_additions():
+    closed = jax.make_jaxpr(lambda acc, w, x: add_into(over_layers, acc, w, x))(STACK, STACK, jnp.ones(3))
+    pure = _compat.discharge(closed, "here")
+    assert "Ref" in str(closed) and "Ref" not in str(pure) and not pure.effects
+    (out,) = jex.jaxpr_as_fun(pure)(STACK, STACK, jnp.ones(3))
+    assert jnp.allclose(out, STACK + jax.grad(over_layers)(STACK, jnp.ones(3)), rtol=1e-6)
+    *_, backward = [eqn for eqn in pure.jaxpr.eqns if "scan" in eqn.primitive.name]
+    additions = [_compat.name_stack(eqn) for body in _compat.called_jaxprs(backward) for eqn in body.eqns]
+    inner = [
+        _compat.name_stack(eqn)
+        for body in _compat.called_jaxprs(backward)
+        for outer in body.eqns
+        for called in _compat.called_jaxprs(outer)
+        for eqn in called.eqns
+    ]
+    assert any("here" in name for name in additions + inner)
+    assert not all("here" in name for name in additions + inner)
+
+
+def test_a_backward_scan_over_a_mutable_array_cannot_be_vmapped():
+    """When this fails, `discharge` can go."""
+    with pytest.raises((AttributeError, NotImplementedError)):
+        jax.vmap(lambda w: add_into(over_layers, w, w, jnp.ones(3)))(jnp.stack([STACK, STACK]))
+
+
+def test_one_mutable_array_under_two_names_in_a_scan_is_refused():
+    """When this fails, and JAX 0.10 (where `jit` adds to two names wrongly) is gone, they need not be looked for."""
+
+    def twice(w, x):
+        return jax.lax.scan(lambda h, layer: (jnp.tanh(h @ layer @ w[0]), None), x, w)[0].sum()
+
+    with pytest.raises((TypeError, NotImplementedError)):
+        add_into(twice, STACK, STACK, jnp.ones(3))
+
+
+def test_two_names_in_a_jit_were_added_wrongly_before_0_12():
+    """Why they are looked for: part of the gradient was missing, without an error."""
+    square = jax.jit(lambda a, b: (a @ b).sum())
+    got = jax.jit(lambda w: add_into(lambda w, x: square(w, w), jnp.zeros((3, 3)), w, None))(STACK[1])
+    right = jnp.allclose(got, jax.grad(lambda w: square(w, w))(STACK[1]), rtol=1e-5)
+    assert right == (jax.__version_info__ >= (0, 12))
