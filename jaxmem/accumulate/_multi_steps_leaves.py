@@ -78,11 +78,11 @@ def accumulator_dtype_of(leaf: Any, dtype: Any) -> Any:
 def zero_accumulator(leaf: Any, dtype: Any) -> jax.Array:
     """Zeros of the leaf's shape and, also under jit, of its sharding.
 
-    Zeros that depend on nothing are put on one device, or on all, by the compiler. What is computed from the leaf
-    lies where the leaf does, and this is 0 for NaN and infinities too.
+    Zeros that depend on nothing are put on one device, or on all, by the compiler; what is computed from the leaf
+    lies where the leaf does. The two zeros differ in their sign, or a TPU's compiler would see that there is no choice.
     """
     dtype = accumulator_dtype_of(leaf, dtype)
-    return (leaf != leaf).astype(dtype) * 0 if hasattr(leaf, "astype") else jnp.zeros_like(leaf, dtype=dtype)
+    return jnp.where(jnp.isfinite(leaf), jnp.zeros((), dtype), jnp.full((), -0.0, dtype))
 
 
 def zero_update(leaf: Any, dtype: Any = None) -> Any:

@@ -35,6 +35,14 @@ def test_a_call_needs_no_parameter_sized_buffer_but_the_accumulator(target):
     assert memory.temp_size_in_bytes <= 1.4 * gradient
 
 
+@pytest.mark.parametrize("target", ["tpu-v5e:2x2", "gpu-h100:1x1x4"])
+def test_accumulators_made_inside_jit_are_sharded_as_the_parameters(target):
+    sharding = NamedSharding(resolve_target(target).mesh, PartitionSpec("data"))
+    params = jax.ShapeDtypeStruct((256, 128), jnp.bfloat16, sharding=sharding)
+    made = compile_on(target, OPTIMIZER.init, params).output_shardings
+    assert made.acc_grads.spec == sharding.spec
+
+
 def test_moments_in_host_memory_are_read_and_written_there():
     mesh = resolve_target(TARGETS[0]).mesh  # a GPU's compiler, without the GPU, counts host memory as its own
 
