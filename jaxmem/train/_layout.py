@@ -58,6 +58,13 @@ class Layout:
         names = self.mesh.axis_names
         return NamedSharding(self.mesh, PartitionSpec(*[None] * first, "data" if "data" in names else names[0]))
 
+    @property
+    def rows_are_here(self) -> bool:
+        """Whether rows are sharded over devices of this machine's own backend."""
+        rows = self.rows
+        mesh = rows.mesh if rows is not None else None
+        return isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == jax.default_backend()
+
     def batch(self, batch: Any) -> Any:
         """A sharding on the mesh for each leaf of a batch: that of the workload's own leaf, else by its rows."""
         rows = self.rows

@@ -115,7 +115,7 @@ class TrainStep:
 
     def trace(self) -> jax.stages.Traced:
         """The step traced on an abstract state and the workload's example batch."""
-        if self.mesh is None:
+        if self.mesh is None and not self._layout.rows_are_here:
             return self._jitted.trace(self.abstract_state(), self.abstract_batch())
         with self._layout.entered():
             return self._jitted.trace(*self.abstract_arguments())

@@ -101,6 +101,10 @@ def test_parameters_that_are_sharded_stay_so_and_their_moments_likewise():
         assert (adam.mu, adam.nu, adam.count) == (specs.params, specs.params, P())
 
 
+def rows_of(mesh, batch):
+    return jax.device_put(batch, NamedSharding(mesh, P("data")))
+
+
 def test_rows_lie_as_the_example_batch_does():
     """Whatever axis that is sharded over, and however the batch at hand came."""
     mesh = mesh_of(("model", 2), ("rows", 4))
@@ -244,6 +248,10 @@ def test_an_nnx_model_sees_the_state_of_all_shards_once():
 
 
 def test_a_step_on_a_mesh_is_verified():
+    lying = Workload(loss, params(), rows_of(mesh_of(("data", 8)), batch()), optax.sgd(0.1))
+    for reduction in ("once", "each"):
+        config = MemoryConfig(accumulation_steps=2, gradient_reduction=reduction)
+        assert assert_equivalent(lying, config)[0].relative_error < 1e-5
     found = verify(step_of(mesh_of(("data", 8)), gradient_reduction="once", remat="none"), target="cpu")
     assert found["gradients"].verdict == "pass" and found.reference == "the plain step on the whole batch"
     noise = Workload(noisy, params(), batch(), optax.sgd(0.1))
