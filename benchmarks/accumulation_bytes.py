@@ -5,9 +5,9 @@
 The scanned GPT and Llama examples with float32 parameters, compiled for a GPU and a TPU that need not be there. G is
 the size of the gradients. A lone micro-batch's step has its gradients among its temporaries; K of them added by value
 need one accumulator more, `value_over_floor` × (lone + G); added in place, by the backward pass, they need about what
-the lone one does, `in_place_over_lone`. `saved_of_g` is (lone + G - in place) / G. On a GPU a layer's gradient is made
-before it is added to its slice: that share of G, the less the more layers there are, is not saved. An unrolled stack of layers is there for comparison,
-and gains nothing: its gradients never all lived at once.
+the lone one does, `in_place_over_lone`. `saved_of_g` is (lone + G - in place) / G. On a GPU a layer's gradient is
+made before it is added to its slice: that share of G, the less the more layers there are, is not saved. An unrolled
+stack of layers is there for comparison, and gains nothing: its gradients never all lived at once.
 """
 
 import dataclasses
