@@ -30,6 +30,12 @@ class ProductRules:
                 if same[:half] == same[half:]
                 else unknown("a product over rows")
             )
+        side = 0 if left.kind == "rows" else 1
+        value, other = values[side], values[1 - side]
+        rest = [axis for axis in contracted[side] if value.kind != "rows" or axis != value.axis]
+        same = [[e.invars[side].aval.shape[axis] for axis in rest] for e in (eqn, twin)]
+        if same[0] != same[1]:
+            return unknown("a product over as many values as there are rows")
         if "rows" not in (left.kind, right.kind):
             return self._product(left, right, [0, 0], divided=False)
         if "sum" in (left.kind, right.kind):
@@ -39,8 +45,6 @@ class ProductRules:
                 if (left.axis, right.axis) in zip(*pairs, strict=True) and left.inner == right.inner:
                     return SUM if pairs is contracted else rows(list(batched[0]).index(left.axis), left.inner)
             return mixed("a product of rows with other rows")
-        side = 0 if left.kind == "rows" else 1
-        value, other = values[side], values[1 - side]
         if other.degree:
             return unknown("a product of rows with a number of rows")
         for pairs in (contracted, batched):

@@ -71,6 +71,8 @@ class ShapeRules:
 
     def _pad(self, eqn, twin, values):
         touched = [axis for axis, how in enumerate(eqn.params["padding_config"]) if any(how)]
+        if values[0].kind == "sum":
+            return unknown("a pad of a sum over rows")
         value = self._untouched(eqn, values, touched)
         return value if value.kind != "clean" else clean(value.constant - set(touched))
 
@@ -96,17 +98,21 @@ class ShapeRules:
 
     def _reduce(self, eqn, twin, values):
         (value, *_), axes, name = values, eqn.params["axes"], eqn.primitive.name
-        if value.kind == "rows" and value.axis in axes:
-            return SUM if name == "reduce_sum" else mixed(f"{name} over rows")
+        over_rows = value.kind == "rows" and value.axis in axes
+        if over_rows and name != "reduce_sum":
+            return mixed(f"{name} over rows")
         if value.kind == "sum" and name != "reduce_sum":
             return unknown(f"{name} of a sum over rows")
-        if value.kind == "clean" and name == "reduce_sum":
-            counts = [math.prod(e.invars[0].aval.shape[axis] for axis in axes) for e in (eqn, twin)]
-            degrees = [degree for degree in (0, 1) if counts[0] == counts[1] * self.ratio**degree]
-            if not degrees:
-                return unknown("a sum over more than the rows")
-            value = value.with_(degree=value.degree + degrees[0])
-        elif value.kind == "clean" and value.degree:
+        others = [axis for axis in axes if not (over_rows and axis == value.axis)]
+        counts = [math.prod(e.invars[0].aval.shape[axis] for axis in others) for e in (eqn, twin)]
+        if counts[0] != counts[1] and name in ("reduce_sum", "reduce_prod", "reduce_xor"):
+            # As many of the same as there are rows.
+            if name != "reduce_sum" or (value.kind == "rows" and not over_rows) or counts[0] != counts[1] * self.ratio:
+                return unknown(f"{name} of as many values as there are rows")
+            return SUM.with_(degree=1) if over_rows else without(value.with_(degree=value.degree + 1), axes)
+        if over_rows:
+            return SUM
+        if value.kind == "clean" and value.degree and name != "reduce_sum":
             return unknown(f"{name} of a number of rows")
         return without(value, axes)
 

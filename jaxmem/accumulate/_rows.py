@@ -36,9 +36,9 @@ _SAME = frozenset(
 _ELEMENTWISE = frozenset(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp cos cosh digamma div eq erf erf_inv erfc
-    exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max min mul ne nextafter not or
-    population_count pow real imag rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign
-    sin sinh sqrt square sub tan tanh xor
+    exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max min mul ne nextafter not
+    one_minus_square or population_count pow real imag rem round rsqrt select_n shift_left shift_right_arithmetic
+    shift_right_logical sign sin sinh sqrt square sub tan tanh xor
     """.split()
 )
 _REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split())
@@ -67,8 +67,17 @@ class Follower(ShapeRules, ProductRules):
                 found = [unknown("a program that depends on the number of rows")] * len(eqn.outvars)
             else:
                 found = self._equation(eqn, twin, values)
+                found = [self._placed(*out) for out in zip(found, eqn.outvars, twin.outvars, strict=True)]
             known.update(zip(eqn.outvars, found, strict=True))
         return [self._read(known, a, b) for a, b in zip(one.outvars, other.outvars, strict=True)]
+
+    def _placed(self, value: Alignment, var: Any, twin: Any) -> Alignment:
+        """What is of no row but numbers the rows, as an iota does, comes to something else for fewer of them."""
+        if value.kind != "clean":
+            return value
+        sizes = zip(getattr(var.aval, "shape", ()), getattr(twin.aval, "shape", ()), strict=True)
+        numbers = any(mine != theirs and axis not in value.constant for axis, (mine, theirs) in enumerate(sizes))
+        return unknown("what depends on the place of a row in the batch") if numbers else value
 
     def _read(self, known: dict, atom: Any, twin: Any) -> Alignment:
         if not hasattr(atom, "val"):
@@ -116,6 +125,8 @@ class Follower(ShapeRules, ProductRules):
 
     def _elementwise(self, eqn, twin, values):
         name = eqn.primitive.name
+        if eqn.params != twin.params:  # such as a power
+            return unknown(f"{name} with a number of rows")
         kinds = {value.kind for value in values}
         if "rows" not in kinds and len(values) == 2:
             left, right = values

@@ -62,6 +62,8 @@ EQUAL = {
     "loop": (lambda w, x: jax.lax.fori_loop(0, 3, lambda i, y: jnp.tanh(y @ w), x).mean(), X),
     "integers": (lambda w, t: optax.softmax_cross_entropy_with_integer_labels(w[t], t).mean(), jnp.ones(8, int)),
     "one hot": (lambda w, t: (jax.nn.one_hot(t, 6) @ w).mean(), jnp.ones(8, int)),
+    "slope": (lambda w, x: (jax.grad(lambda x: jnp.tanh(x @ w).sum())(x) ** 2).mean(), X),
+    "counted ones": (lambda w, x: WeightedMean((x @ w).sum(), jnp.ones(x.shape).sum()), X),
     "no rows": (lambda w, x: 0.0 * WeightedMean((w**2).sum(), 1) + (x @ w).mean(), X),
 }
 
@@ -94,6 +96,18 @@ NOT = {
     "square of a sum": (lambda w, x: (x @ w).mean() ** 2, "unknown"),
     "root of the rows": (lambda w, x: (x @ w).sum() / len(x) ** 0.5, "unknown"),
     "place in the batch": (lambda w, x: (x @ w * jnp.arange(len(x))[:, None]).mean(), "unknown"),
+    "divided by places": (lambda w, x: (x @ w).sum() / jnp.arange(len(x)).sum(), "unknown"),
+    "weight of places": (lambda w, x: WeightedMean((x @ w).sum(), (jnp.arange(len(x)) + 1).sum()), "unknown"),
+    "last place": (lambda w, x: (x @ w).mean() * jnp.cumsum(jnp.ones(len(x)))[len(x) - 1 :][0], "unknown"),
+    "power of rows": (lambda w, x: ((x @ w) ** len(x)).mean(), "unknown"),
+    "power of a number": (lambda w, x: (x @ w).mean() * jnp.prod(jnp.full(len(x), 0.9)), "unknown"),
+    "sum for each row": (lambda w, x: jnp.full(len(x), (x @ w).sum()).mean(), "unknown"),
+    "row for each row": (lambda w, x: ((x @ w)[:, None] * jnp.ones((1, len(x), 1))).sum() / len(x), "unknown"),
+    "all rows for each": (lambda w, x: (jnp.ones((len(x), len(x))) @ (x @ w)).sum() / len(x), "unknown"),
+    "contracted copies": (
+        lambda w, x: ((x @ w).sum(1)[:, None] * jnp.ones((1, len(x))) @ jnp.ones(len(x))).mean(),
+        "unknown",
+    ),
     "first row": (lambda w, x: (x @ w)[0].sum(), "unknown"),
     "scan over rows": (
         lambda w, x: jax.lax.scan(lambda c, r: (c + (r @ w).sum(), None), 0.0, x)[0] / len(x),
