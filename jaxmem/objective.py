@@ -65,7 +65,8 @@ class WeightedMean(Objective):
     Args:
       total: scalar, the weighted sum over this micro-batch, e.g. summed token losses.
       weight: scalar, the sum of the weights, e.g. the number of valid tokens. It must not depend
-        on the parameters. A total weight of zero contributes 0, never NaN.
+        on the parameters. A total weight of zero contributes 0, never NaN: give the count itself, since by
+        `jnp.maximum(count, 1)` a micro-batch without tokens would weigh 1.
 
     >>> from jaxmem import WeightedMean
     >>> objective = WeightedMean(6.0, 3) + 0.5 * WeightedMean(4.0, 2)
@@ -80,7 +81,10 @@ class WeightedMean(Objective):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sum(Objective):
-    """A value whose micro-batches add up: a count, or an objective already divided by a global count."""
+    """A value whose micro-batches add up: a count, or an objective already divided by a global count.
+
+    What belongs to no row, such as a norm of the parameters, would count once a micro-batch; leave it a bare scalar.
+    """
 
     value: Any
 
