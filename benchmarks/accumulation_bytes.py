@@ -101,6 +101,9 @@ def ratios(lone: Compiled, value: Compiled, in_place: Compiled, size: int) -> di
     return {
         "value_over_floor": value.temp_bytes / (lone.temp_bytes + size),
         "in_place_over_lone": in_place.temp_bytes / lone.temp_bytes,
+        # Parameters are as many bytes as gradients, and donated.
+        "peak_over_lone": (size + in_place.temp_bytes) / (size + lone.temp_bytes),
+        "in_place_over_bound": in_place.temp_bytes / (1.03 * (lone.temp_bytes + size) - 0.9 * size),
         "saved_of_g": (lone.temp_bytes + size - in_place.temp_bytes) / size,
         "body_flops_over_lone": in_place.flops / STEPS / lone.flops,
     }

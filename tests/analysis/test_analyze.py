@@ -240,6 +240,8 @@ def test_json_names_the_provenance_of_each_number():
     numbers = {name for name in fields if name.endswith(("_bytes", "_flops"))} - {"capacity_bytes"} | {
         "flops",
         "by_kind",
+        "argument_dtypes",
+        "gradient_reductions",
         "step_seconds",
     }
     assert numbers == set(fields["provenances"])

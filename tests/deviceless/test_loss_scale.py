@@ -21,7 +21,8 @@ def loss(params, x, *, memory):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_restoring_a_window_takes_no_copy_of_the_state(target):
-    """A select per leaf fuses into Adam's update: the state is aliased whole, and temps stay within 3 % of it.
+    """A select per leaf fuses into Adam's update: the state is aliased whole, and temps grow by no more than
+    5 % of it, where a copy of one moment alone would be a third.
 
     On gpu-h100 the same skip by `lax.cond` takes 2.1 times the parameters' bytes more.
     """
@@ -37,4 +38,4 @@ def test_restoring_a_window_takes_no_copy_of_the_state(target):
     )
     size = LAYERS * WIDTH * WIDTH * 4
     assert scaled.alias_size_in_bytes >= plain.alias_size_in_bytes >= 3 * size
-    assert scaled.temp_size_in_bytes <= plain.temp_size_in_bytes + 0.03 * 3 * size
+    assert scaled.temp_size_in_bytes <= plain.temp_size_in_bytes + 0.05 * 3 * size
