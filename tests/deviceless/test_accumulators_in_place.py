@@ -36,7 +36,8 @@ def test_micro_batches_in_place_need_what_a_lone_one_does(target):
         step_bytes(target, STEPS, True),
     )
     assert value <= 1.03 * (lone + SIZE)
-    assert in_place <= lone + 0.1 * SIZE
+    # A GPU's compiler may make one layer's gradient before it adds it to its slice.
+    assert in_place <= lone + 1.05 * SIZE / LAYERS
     assert in_place <= value - 0.85 * SIZE
 
 

@@ -51,11 +51,13 @@ class BufferDump:
 
     def of(self, compiled: Any, hlo: str | Module | None) -> Assignment | None:
         """The assignment of what was compiled within; `hlo` is its text, or parsed. None where nothing tells."""
+        module = parse_hlo(hlo) if isinstance(hlo, str) else hlo
         if self._folder is not None:
-            found = self._newest(_module_name(compiled))
+            # The executable knows its name too, but makes all of its HLO anew to say it: seconds for a large program.
+            found = self._newest(module.name if module else compiled.runtime_executable().hlo_modules()[0].name)
             if found is not None:
                 return self._read(found)
-        return _from_program(compiled, hlo, self.platform)
+        return _from_program(compiled, module, self.platform)
 
     def refused(self) -> tuple[str, Assignment] | None:
         """The optimised HLO and the assignment of a program that was refused with its values placed, as on a TPU.
@@ -99,19 +101,14 @@ def _dump_folder(options: dict[str, Any]) -> Iterator[Path | None]:
         yield Path(folder)
 
 
-def _module_name(compiled: Any) -> str:
-    return compiled.runtime_executable().hlo_modules()[0].name
-
-
 def _ranges_of(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(_BUFFERS) + _RANGES)
 
 
-def _from_program(compiled: Any, hlo: str | Module | None, platform: str) -> Assignment | None:
+def _from_program(compiled: Any, module: Module | None, platform: str) -> Assignment | None:
     """From XLA:CPU's message if there is one, else from the HLO."""
-    if not hlo:
+    if module is None:
         return None
-    module = parse_hlo(hlo) if isinstance(hlo, str) else hlo
     try:
         placed = compiled.memory_analysis().serialized_buffer_assignment_proto
         numbered = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()

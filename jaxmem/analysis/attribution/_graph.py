@@ -39,14 +39,21 @@ class Graph:
         return found
 
     @functools.cached_property
-    def users(self) -> dict[str, list[tuple[Instruction, int]]]:
-        """Instruction name → (user, operand number), within its computation."""
-        found: dict[str, list[tuple[Instruction, int]]] = {}
-        for computation in self.module.computations.values():
+    def _users(self) -> dict[str, dict[str, list[tuple[Instruction, int]]]]:
+        return {}
+
+    def users(self, name: str) -> list[tuple[Instruction, int]]:
+        """(user, operand number) of an instruction, within its computation; one computation at a time is looked at."""
+        computation = self.computation_of.get(name)
+        if computation is None:
+            return []
+        if computation.name not in self._users:
+            found: dict[str, list[tuple[Instruction, int]]] = {}
             for instruction in computation.instructions.values():
                 for number, operand in enumerate(self.operands(instruction)):
                     found.setdefault(operand, []).append((instruction, number))
-        return found
+            self._users[computation.name] = found
+        return self._users[computation.name].get(name, [])
 
     @functools.cached_property
     def _operands(self) -> dict[str, list[str]]:

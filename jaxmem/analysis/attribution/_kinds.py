@@ -88,7 +88,7 @@ class Kinds:
             return bool(_SCRATCH.match(type_))
         if "__triton" not in instruction.rest or not instruction.op_name:
             return False
-        users = [user for user, _ in self.graph.users.get(instruction.name, ())]
+        users = [user for user, _ in self.graph.users(instruction.name)]
         return bool(users) and all(
             user.op_name == instruction.op_name and len(parse_shape(user.type)) < len(parse_shape(type_))
             for user in users
@@ -96,10 +96,10 @@ class Kinds:
 
     def _is_sent(self, instruction: Instruction) -> bool:
         """Whether a buffer only gathers what a collective sends."""
-        users = [user for user, _ in self.graph.users.get(instruction.name, ())]
-        return (
-            "concatenate" in instruction.name and bool(users) and all(u.opcode.startswith(COLLECTIVES) for u in users)
-        )
+        if "concatenate" not in instruction.name:
+            return False
+        users = [user for user, _ in self.graph.users(instruction.name)]
+        return bool(users) and all(user.opcode.startswith(COLLECTIVES) for user in users)
 
     def is_parameter_shape(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of this shape can be a gradient: a parameter's shape, or one layer's slice of it."""

@@ -159,10 +159,10 @@ class _Search:
 
     def _filled_later(self, node: Instruction, index, stacked) -> Origin | None:
         """A placeholder that a loop fills: what the loop writes there."""
-        for user, number in self.graph.users.get(node.name, ()):
+        for user, number in self.graph.users(node.name):
             found = None
             if user.opcode == "tuple":
-                for loop, _ in self.graph.users.get(user.name, ()):
+                for loop, _ in self.graph.users(user.name):
                     if loop.opcode == "while":
                         found = found or self._loop_only(loop, (number, *index), stacked)
             elif user.opcode == "get-tuple-element":

@@ -102,6 +102,11 @@ class Module(NamedTuple):
     header: str = ""
 
     @property
+    def name(self) -> str:
+        """The module's name, such as "jit_step"."""
+        return re.split(r"[\s,]+", self.header.removeprefix("HloModule "), maxsplit=1)[0]
+
+    @property
     def output_aliases(self) -> list[tuple[Index, int, Index]]:
         """(index of an output, number of the parameter whose buffer it takes, index in that): what donation came to."""
         _, _, aliases = self.header.partition("input_output_alias=")
@@ -201,6 +206,9 @@ def _attribute(key: str) -> re.Pattern:
 
 def _closing(rest: str) -> int:
     """Where the operand list ends: the parenthesis that balances the one already open."""
+    end = rest.find(")")
+    if end >= 0 and "(" not in rest[:end]:  # nearly always: types of operands with tiles in them are rare
+        return end
     depth = 1
     for match in re.finditer(r"[()]", rest):
         depth += 1 if match.group() == "(" else -1
