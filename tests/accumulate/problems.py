@@ -49,6 +49,19 @@ def token_mean(params, batch):
     return losses.sum() / valid.sum()
 
 
+def stack_loss(params, x):
+    """Layers in a scan, whose carry holds a number that starts as a constant."""
+
+    def layer(carry, w):
+        x, norm = carry
+        x = jnp.tanh(x @ w)
+        return (x, norm + (x**2).sum()), None
+
+    (x, norm), _ = jax.lax.scan(jax.checkpoint(layer), (x, 0.0), params["w"])
+    losses = jax.nn.logsumexp(x @ params["out"], -1)
+    return WeightedMean(losses.sum(), losses.size) + 0.1 * WeightedMean(norm, losses.size)
+
+
 def accumulated(loss, num_micro_batches, **options):
     """`value_and_grad` under jit: one compile, where running it operation by operation takes dozens."""
     return jax.jit(value_and_grad(loss, num_micro_batches, **options))

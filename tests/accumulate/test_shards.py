@@ -18,6 +18,7 @@ from tests.accumulate.problems import (
     IGNORED,
     accumulated,
     assert_trees_close,
+    stack_loss,
     token_batch,
     token_loss,
     token_mean,
@@ -287,19 +288,6 @@ D, LAYERS = 16, 3
 def stack_params():
     keys = jax.random.split(jax.random.key(0), 2)
     return {"w": jax.random.normal(keys[0], (LAYERS, D, D)) / 4, "out": jax.random.normal(keys[1], (D, 4 * D)) / 4}
-
-
-def stack_loss(params, x):
-    """Layers in a scan, whose carry holds a number that starts as a constant."""
-
-    def layer(carry, w):
-        x, norm = carry
-        x = jnp.tanh(x @ w)
-        return (x, norm + (x**2).sum()), None
-
-    (x, norm), _ = jax.lax.scan(jax.checkpoint(layer), (x, 0.0), params["w"])
-    losses = jax.nn.logsumexp(x @ params["out"], -1)
-    return WeightedMean(losses.sum(), losses.size) + 0.1 * WeightedMean(norm, losses.size)
 
 
 def compiled_on(mesh, k, *last_axis, **options):

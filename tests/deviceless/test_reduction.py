@@ -8,9 +8,10 @@ import optax
 import pytest
 from jax.sharding import AbstractMesh
 
-from jaxmem import MemoryConfig, WeightedMean, Workload, make_train_step
+from jaxmem import MemoryConfig, Workload, make_train_step
 from jaxmem.analysis.hlo import _parse
 from jaxmem.targets import resolve_target
+from tests.accumulate.problems import stack_loss
 from tests.deviceless.compiling import _PACKAGES, require
 
 D, LAYERS, ROWS, K = 128, 3, 256, 4
@@ -22,22 +23,11 @@ def shape(*sizes):
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-def loss(params, x):
-    def layer(carry, w):
-        x, norm = carry
-        x = jnp.tanh(x @ w)
-        return (x, norm + (x**2).sum()), None
-
-    (x, norm), _ = jax.lax.scan(jax.checkpoint(layer), (x, 0.0), params["layers"])
-    losses = jax.nn.logsumexp(x @ params["out"], -1)
-    return WeightedMean(losses.sum(), losses.size) + 0.1 * WeightedMean(norm, losses.size)
-
-
 @functools.cache
 def report(target, reduction):
     require(*_PACKAGES[resolve_target(target).platform])
-    params = {"layers": shape(LAYERS, D, D), "out": shape(D, 2 * D)}
-    workload = Workload(loss, params, shape(ROWS, D), optax.sgd(0.1))
+    params = {"w": shape(LAYERS, D, D), "out": shape(D, 2 * D)}
+    workload = Workload(stack_loss, params, shape(ROWS, D), optax.sgd(0.1))
     config = MemoryConfig(accumulation_steps=K, gradient_reduction=reduction)
     step = make_train_step(workload, config, mesh=AbstractMesh((8,), ("data",)), target=target)
     return step.report(), _parse.parse_hlo(step.compile().as_text())

@@ -95,16 +95,18 @@ class _Counter:
         own = [(array.elements, array.size_bytes) for array in arrays(value.type)]
         if own and own[0][0] in self.sizes:
             return own
-        made = value
-        while made is not None and made.opcode in _PASSING and made.operands:
-            made = computation.instructions.get(made.operands[0])
-        inside = computation
+        made, inside = _made(computation, value), computation
         if made is not None and made.opcode == "fusion":
             inside = self.module.computations.get(made.attribute("calls") or "") or computation
-            made = inside.root
-            while made is not None and made.opcode in _PASSING and made.operands:
-                made = inside.instructions.get(made.operands[0])
+            made = _made(inside, inside.root)
         if made is None or made.opcode != "concatenate":
             return own
         joined = [inside.instructions.get(operand) for operand in made.operands]
         return [(array.elements, array.size_bytes) for part in joined if part for array in arrays(part.type)]
+
+
+def _made(computation: Computation, value: Instruction | None) -> Instruction | None:
+    """What made a value, before it was handed on."""
+    while value is not None and value.opcode in _PASSING and value.operands:
+        value = computation.instructions.get(value.operands[0])
+    return value
