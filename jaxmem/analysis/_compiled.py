@@ -122,12 +122,13 @@ def compile_program(lowered, target: Target, compiler_options: Mapping[str, Any]
 
 def read_compiled(compiled, platform: str, dump: BufferDump | None = None) -> CompiledProgram:
     """A program that is compiled already; without a `dump` its buffers come from itself or from its HLO."""
+    dump = dump or BufferDump(platform=platform)
     try:
-        text = compiled.as_text()
+        text = dump.text() or compiled.as_text()
     except Exception:  # a backend that keeps its program to itself
         text = None
     module = _parsed(text)
-    assignment = (dump or BufferDump(platform=platform)).of(compiled, module)
+    assignment = dump.of(compiled, module)
     return CompiledProgram(compiled=compiled, platform=platform, text=text, module=module, assignment=assignment)
 
 

@@ -16,6 +16,7 @@ from jaxmem.analysis.hlo._parse import Module, parse_hlo
 
 # CPU and GPU put the chip in front: "sm_9.0a_gpu_after_optimizations-...".
 _BUFFERS = "after_optimizations-buffer-assignment.txt"
+_TEXT = "after_optimizations.txt"
 _RANGES = "after_optimizations-live-range.txt"
 _FLAG = re.compile(r"--xla_dump_to=(\"[^\"]*\"|'[^']*'|\S+)")
 
@@ -37,17 +38,30 @@ class BufferDump:
         self.options = dict(compiler_options or {})
         self.platform = "gpu" if platform in ("cuda", "rocm") else platform
         self._folder: Path | None = None
+        self._own = False  # whether nobody else writes into the folder
         self._before: set[Path] = set()
         self._stack = ExitStack()
 
     def __enter__(self) -> "BufferDump":
         if self.platform != "cpu":
-            self._folder = self._stack.enter_context(_dump_folder(self.options))
+            self._folder, self._own = self._stack.enter_context(_dump_folder(self.options))
             self._before = self._files()
         return self
 
     def __exit__(self, *exc_info) -> None:
         self._stack.close()
+
+    def text(self) -> str | None:
+        """The optimised HLO as the compiler dumped it, or None where only the compiled program can tell.
+
+        On a GPU it is what the program says of itself, which has to make all of its HLO anew for that: seconds for a
+        large one. A TPU's lacks what is found out later, as its cycles.
+        """
+        if self.platform != "gpu" or not self._own:
+            return None
+        new = self._files() - self._before
+        text = _text_of(new.pop()) if len(new) == 1 else None
+        return text.read_text() if text is not None and text.exists() else None
 
     def of(self, compiled: Any, hlo: str | Module | None) -> Assignment | None:
         """The assignment of what was compiled within; `hlo` is its text, or parsed. None where nothing tells."""
@@ -67,7 +81,7 @@ class BufferDump:
         found = self._newest("") if self._folder is not None else None
         if found is None:
             return None
-        text = found.with_name(found.name.removesuffix(_BUFFERS) + "after_optimizations.txt")
+        text = _text_of(found)
         if not text.exists():
             return None
         return text.read_text(), self._read(found)
@@ -87,18 +101,25 @@ class BufferDump:
 
 
 @contextmanager
-def _dump_folder(options: dict[str, Any]) -> Iterator[Path | None]:
-    """The folder of the dump, which is entered into the options; None where the user's dump goes to no folder."""
+def _dump_folder(options: dict[str, Any]) -> Iterator[tuple[Path | None, bool]]:
+    """The folder of the dump, which is entered into the options, and whether it is ours alone.
+
+    None where the user's dump goes to no folder.
+    """
     flag = _FLAG.search(os.environ.get("XLA_FLAGS", ""))
     theirs = options.get("xla_dump_to") or (flag.group(1).strip("\"'") if flag else "")
     # A dump in another format alone, as by xla_dump_hlo_as_proto, would lack the texts.
     options["xla_dump_hlo_as_text"] = True
     if theirs:
-        yield None if theirs in ("-", "sponge") else Path(theirs)
+        yield (None if theirs in ("-", "sponge") else Path(theirs)), False
         return
     with tempfile.TemporaryDirectory(prefix="jaxmem-", ignore_cleanup_errors=True) as folder:
         options["xla_dump_to"] = folder
-        yield Path(folder)
+        yield Path(folder), True
+
+
+def _text_of(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(_BUFFERS) + _TEXT)
 
 
 def _ranges_of(path: Path) -> Path:

@@ -56,6 +56,7 @@ class Kinds:
             shape = parse_shape(argument.type)
             if len(shape) >= 1:
                 self.paths.setdefault(shape, []).append(argument.path)
+        self._keys: dict[tuple[tuple[int, ...], str], frozenset[int]] = {}
         self.slices = {shape[1:] for shape in self.paths if len(shape) > 2}
         self.arguments = {argument.path: argument for argument in arguments.values()}
 
@@ -108,9 +109,18 @@ class Kinds:
     def parameter_path(self, shape: tuple[int, ...], layer: str) -> str:
         """The parameter that a gradient of this shape in this layer belongs to; empty where several fit."""
         paths = self.paths.get(shape, ())
-        names = [name for name in layer.split("/") if name]
-        for count in range(len(names), 0, -1):
-            fitting = [path for path in paths if all(f"'{name}'" in path for name in names[-count:])]
+        holding = [self._holding(shape, name) for name in layer.split("/") if name]
+        for first in range(len(holding)):
+            fitting = frozenset.intersection(*holding[first:])
             if fitting:
-                return fitting[0] if len(fitting) == 1 else ""
+                return paths[min(fitting)] if len(fitting) == 1 else ""
         return paths[0] if len(paths) == 1 else ""
+
+    def _holding(self, shape: tuple[int, ...], name: str) -> frozenset[int]:
+        """Which of the parameters of a shape have a key in their path; looked for once."""
+        found = self._keys.get((shape, name))
+        if found is None:
+            paths = self.paths.get(shape, ())
+            found = frozenset(number for number, path in enumerate(paths) if f"'{name}'" in path)
+            self._keys[shape, name] = found
+        return found

@@ -48,7 +48,12 @@ class Instruction(NamedTuple):
     @property
     def operands(self) -> list[str]:
         """Names of the operands."""
-        return [percent or plain for percent, plain in _OPERAND.findall(self.rest[: _closing(self.rest)])]
+        text = self.rest[: _closing(self.rest)]
+        if text[:1] == "%" and text.count(",") == text.count(" ") == text.count(
+            ", %"
+        ):  # nearly always: names and nothing else
+            return text[1:].split(", %")
+        return [percent or plain for percent, plain in _OPERAND.findall(text)]
 
     @property
     def literal(self) -> str:
@@ -57,7 +62,10 @@ class Instruction(NamedTuple):
 
     def attribute(self, key: str) -> str | None:
         """The value of `key=` after the operands: a name, a number, or `{...}` without its braces."""
-        match = _attribute(key).search(self.rest)
+        start = self.rest.find(f"{key}=")
+        if start < 0:
+            return None
+        match = _attribute(key).search(self.rest, max(0, start - 1))
         return match and next(group for group in match.groups() if group is not None)
 
     def numbers(self, key: str) -> tuple[int, ...]:
@@ -168,6 +176,7 @@ def computation_names(text: str) -> list[str]:
     return [name.strip().lstrip("%") for name in text.split(",") if name.strip()]
 
 
+@functools.lru_cache(maxsize=65536)
 def parse_shape(type_text: str) -> tuple[int, ...]:
     """Dimensions in a type such as `f32[8,128]{1,0:T(8,128)}`; of a tuple, its first element's.
 

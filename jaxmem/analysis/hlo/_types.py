@@ -38,16 +38,17 @@ class Array(NamedTuple):
         return int(found.group(1)) if found else 0
 
 
-def arrays(type_text: str) -> list[Array]:
+@functools.lru_cache(maxsize=65536)
+def arrays(type_text: str) -> tuple[Array, ...]:
     """The arrays of a type, in order; of a tuple's, those of its elements.
 
     >>> [(a.dtype, a.sizes, a.memory_space) for a in arrays("(bf16[4,8]{1,0:T(8,128)(2,1)}, f32[2]{0:S(5)})")]
     [('bf16', (4, 8), 0), ('f32', (2,), 5)]
     """
-    return [
+    return tuple(
         Array(found.group(), found.group(1), _dimensions(found.group(2)), found.group(3) or "")
         for found in _ARRAY.finditer(type_text)
-    ]
+    )
 
 
 def dtype_name(name: str) -> str:
@@ -93,7 +94,7 @@ def padded_bytes(type_text: str) -> int:
     >>> padded_bytes("f32[4,200]{1,0}")
     3200
     """
-    found = arrays(type_text) if not type_text.startswith("(") else []
+    found = arrays(type_text) if not type_text.startswith("(") else ()
     if not found:
         return 0
     _, dtype, sizes, layout = found[0]

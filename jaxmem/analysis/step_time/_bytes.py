@@ -1,5 +1,6 @@
 """Bytes that an HLO instruction moves: of a slice, only the slice."""
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ def full_bytes(type_text: str) -> int:
     return sum(array.size_bytes for array in arrays(type_text))
 
 
+@functools.lru_cache(maxsize=65536)
 def type_bytes(type_text: str) -> Traffic:
     """Bytes of a type, tuples summed; what lies in on-chip memory is left out.
 
@@ -162,6 +164,7 @@ def _written(fused: Computation, value: Instruction, depth: int) -> float:
     return _elements(value.type)
 
 
+@functools.lru_cache(maxsize=65536)
 def _elements(type_text: str) -> int:
     """Elements of all arrays of a type."""
     return sum(array.elements for array in arrays(type_text))

@@ -1,5 +1,6 @@
 """Compiled here and now: places and live ranges of three compilers' programs, and no file left behind."""
 
+import re
 import tempfile
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem.analysis.assignment import BufferDump, liveness
+from jaxmem.analysis.attribution._frames import Frames
+from jaxmem.analysis.hlo._parse import parse_hlo
 from tests.analysis.assignment.programs import lower, program
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -20,7 +23,7 @@ def test_places_and_the_fallback_reproduce_the_temporaries(target, tmp_path, mon
     lowered, options = lower(target, *program(platform))
     with BufferDump(options, platform=platform) as dump:
         compiled = lowered.compile(compiler_options=dump.options)
-        assignment = dump.of(compiled, compiled.as_text())
+        assignment, dumped = dump.of(compiled, compiled.as_text()), dump.text()
     temps = compiled.memory_analysis().temp_size_in_bytes
     assert assignment is not None
     assert assignment.source == ("proto" if platform == "cpu" else "text")
@@ -35,6 +38,18 @@ def test_places_and_the_fallback_reproduce_the_temporaries(target, tmp_path, mon
     for value in assignment.live_temps(assignment.peak_position):
         names = (value.name, assignment.schedule[value.start])
         assert any(f"%{name} = " in text for name in names), value
+    assert (dumped is not None) == (platform == "gpu")
+    if dumped is not None:  # what the program says of itself, but for the numbers of its source lines
+        assert parse_hlo(dumped).output_aliases == parse_hlo(text).output_aliases
+        assert _lines(dumped) == _lines(text)
+
+
+def _lines(text: str) -> list[tuple[str, ...]]:
+    """Name, type, operation, attributes and source line of every instruction."""
+    frames = Frames(text)
+    instructions = [i for c in parse_hlo(text).computations.values() for i in c.instructions.values()]
+    number = re.compile(r"stack_frame_id=\d+")
+    return [(i.name, i.type, i.opcode, number.sub("", i.rest), str(frames.of(i.rest))) for i in instructions]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
