@@ -232,3 +232,16 @@ def varying_axes(value) -> frozenset[str]:
     """
     kind = value if hasattr(value, "manual_axis_type") else jax.typeof(value)
     return frozenset(getattr(kind.manual_axis_type, "varying", ()))
+
+
+def call_to_inline(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | jex.Jaxpr | None:
+    """The program of a `jax.jit` call that says nothing about where its arrays lie; None for other equations.
+
+    That a sharding is left open is told by the class of a private value.
+    """
+    if eqn.primitive.name not in ("jit", "pjit", "closed_call", "core_call"):
+        return None
+    said = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    if any(type(sharding).__name__ != "UnspecifiedValue" for sharding in said):
+        return None
+    return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))

@@ -74,6 +74,10 @@ class RematWithoutEffect(InputError):
     """A remat setting that changes nothing: the residuals are those of the plain step."""
 
 
+class BudgetInfeasible(InputError):
+    """No choice of residuals stays within a budget; says what the smallest needs."""
+
+
 class RematWarning(UserWarning):
     """A remat setting that takes effect, but saves nothing, or less than it seems to."""
 

@@ -24,11 +24,13 @@ BASE = frozenset(
         "_scopes",
         "_source",
         "_units",
+        "budget",
     }
 )
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
-    **dict.fromkeys(("accumulate", "precision", "remat", "targets"), BASE),
+    **dict.fromkeys(("accumulate", "precision", "targets"), BASE),
+    "remat": BASE | {"targets"},  # a budget is spent by the speed of a chip
     "analysis": BASE | {"targets"},  # what a program needs is always asked of a target
     "train": BASE | {"accumulate", "precision", "remat", "targets", "analysis"},
     "report": BASE | {"accumulate", "precision", "remat", "targets", "analysis", "train"},

@@ -13,13 +13,21 @@ from jaxmem.remat._residuals import Residual as Residual
 from jaxmem.remat._residuals import ResidualTable as ResidualTable
 from jaxmem.remat._residuals import residual_bytes as residual_bytes
 from jaxmem.remat._residuals import residuals as residuals
+from jaxmem.remat.auto import Auto as Auto
+from jaxmem.remat.auto import Solution as Solution
+from jaxmem.remat.auto import SolvedValue as SolvedValue
+from jaxmem.remat.auto import auto as auto
 
 __all__ = [
+    "Auto",
     "Examination",
     "NestedScanBytes",
     "Policy",
     "Residual",
     "ResidualTable",
+    "Solution",
+    "SolvedValue",
+    "auto",
     "checkpoint",
     "checkpoint_unchecked",
     "examine",

@@ -58,7 +58,7 @@ def find_blocks(closed_jaxpr: jex.ClosedJaxpr) -> tuple[Block, ...]:
     >>> [block.name for block in find_blocks(jax.make_jaxpr(loss)([x] * 3, x))]
     ['loss[1/3]', 'loss[2/3]', 'loss[3/3]']
     """
-    plan = _plan(closed_jaxpr)
+    plan = plan_of(closed_jaxpr)
     if plan is None:
         return ()
     return tuple(
@@ -95,14 +95,15 @@ def apply_at_blocks(closed_jaxpr: jex.ClosedJaxpr, wrap: Callable) -> Callable[.
     >>> [eqn.primitive.name for eqn in jax.make_jaxpr(new)(*[x] * 4).eqns]
     ['remat2', 'remat2', 'remat2', 'reduce_sum']
     """
-    plan = _plan(closed_jaxpr)
+    plan = plan_of(closed_jaxpr)
     if plan is None:
         return jex.jaxpr_as_fun(closed_jaxpr)
     consts = body_of(closed_jaxpr)[1]
     return lambda *args: evaluate(plan, consts, args, wrap)
 
 
-def _plan(closed_jaxpr: jex.ClosedJaxpr) -> Plan | None:
+def plan_of(closed_jaxpr: jex.ClosedJaxpr) -> Plan | None:
+    """The jaxpr with its blocks marked, each under a name of its own; None where there are none."""
     jaxpr, _ = body_of(closed_jaxpr)
     plan = plan_blocks(Facts(jaxpr, frozenset(jaxpr.invars)))
     return plan and with_unique_names(plan)

@@ -1,0 +1,59 @@
+"""`Budget`: bytes, or a share of what the plain function keeps."""
+
+import dataclasses
+import math
+import re
+
+from jaxmem.errors import ConfigError
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{letter}ib": 1024**i for i, letter in enumerate("kmgt", 1)}
+_UNITS |= {f"{letter}b": 1000**i for i, letter in enumerate("kmgt", 1)}
+PREFIX = "auto:"
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What may be kept: `bytes`, or a `share` of the residual bytes of the plain function."""
+
+    bytes: int | None = None
+    share: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.share:g}" if self.bytes is None else f"{self.bytes} B"
+
+
+def is_auto(remat) -> bool:
+    """Whether a remat setting is a budget, such as "auto:6GiB"."""
+    return isinstance(remat, str) and remat.startswith(PREFIX)
+
+
+def parse_budget(budget: "int | float | str | Budget") -> Budget:
+    """The budget that a user wrote.
+
+    Args:
+      budget: bytes; "6GiB", "500MB"; or a share below 1 as 0.25 or "0.25"; also behind "auto:".
+
+    Raises:
+      ConfigError: for anything else.
+
+    >>> parse_budget("6GiB").bytes, parse_budget("auto:0.25").share
+    (6442450944, 0.25)
+    """
+    if isinstance(budget, Budget):
+        return budget
+    text = str(budget).removeprefix(PREFIX).strip()
+    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)", text)
+    if found and not isinstance(budget, bool) and found.group(2).lower() in _UNITS:
+        number, unit = float(found.group(1)), found.group(2).lower()
+        if unit or isinstance(budget, int) or (number >= 1 and number == int(number)):
+            size = number * _UNITS[unit]
+            if math.isfinite(size):
+                return Budget(bytes=int(size))
+        elif 0 <= number < 1:
+            return Budget(share=number)
+    raise ConfigError(
+        wanted="a remat budget: bytes such as 6GiB or 500MB, or a share of the plain step's residuals below 1",
+        got=repr(budget),
+        do='Write for example "auto:6GiB" or "auto:0.25".',
+    )

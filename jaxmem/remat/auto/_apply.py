@@ -1,0 +1,52 @@
+"""`apply_choices`: a function whose blocks keep what was chosen for them."""
+
+from collections.abc import Callable
+
+import jax
+
+from jaxmem.remat.auto._assign import Assignment
+from jaxmem.remat.auto._candidates import Candidates, Choice, candidates
+from jaxmem.remat.auto._forward import capture
+from jaxmem.remat.auto._problem import Problem, Program
+from jaxmem.remat.auto._realise import realise
+from jaxmem.remat.auto._solve import Group, Limits, solve
+
+
+def apply_choices(program: Program, problem: Problem, assignment: Assignment) -> Callable[..., list]:
+    """The program with its blocks realised; each keeps its names, scopes and source lines."""
+
+    def wrap(fn, *, scanned, name):
+        if name not in assignment.choices:  # nothing differentiates it
+            return fn
+        expected, choice = problem.groups[problem.group_of[name]].candidates, assignment.choices[name]
+        if choice == expected.plain:
+            return fn
+        if choice == expected.least and not expected.fixed.any():
+            return jax.checkpoint(fn, prevent_cse=not scanned)
+
+        def decide(differentiated, inputs):
+            forward = capture(fn, inputs, differentiated)
+            found = candidates(forward, problem.free[name].__getitem__, problem.rates)
+            made = choice if _alike(found, expected) else _again(found, expected, choice)
+            values = found.values
+            return forward, [values[i] for i in made.kept], [values[i] for i in made.offloaded]
+
+        return realise(fn, decide, scanned=scanned)
+
+    return program.apply(wrap)
+
+
+def _alike(found: Candidates, expected: Candidates) -> bool:
+    """Whether a choice for one is a choice for the other."""
+    return (
+        found.value_bytes.tolist() == expected.value_bytes.tolist()
+        and found.reads == expected.reads
+        and found.is_residual.tolist() == expected.is_residual.tolist()
+    )
+
+
+def _again(found: Candidates, expected: Candidates, choice: Choice) -> Choice:
+    """A block that is differentiated by other inputs than was thought: as many bytes, chosen anew."""
+    size = max(expected.kept_bytes(choice), found.kept_bytes(found.least))
+    solved = solve([Group(candidates=found)], Limits(budget_bytes=size, working=False), "seconds")
+    return solved.choices[0] if solved else found.least

@@ -1,0 +1,140 @@
+"""`auto`: any differentiable function under a budget of bytes, without annotations."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxmem._units import format_bytes
+from jaxmem.budget import Budget, parse_budget
+from jaxmem.errors import BudgetInfeasible, ConfigError
+from jaxmem.remat.auto._apply import apply_choices
+from jaxmem.remat.auto._assign import Assignment, assign, plain, smallest
+from jaxmem.remat.auto._problem import Problem, pose, program_of
+from jaxmem.remat.auto._rates import Rates
+from jaxmem.remat.auto._solution import Solution, describe
+from jaxmem.targets import Target, resolve_target
+
+OBJECTIVES = ("seconds", "flops")
+
+
+class Auto:
+    """A function under a budget, made by `auto`; called like the function."""
+
+    def __init__(self, fn: Callable, budget: Budget, rates: Rates, objective: str, offload: bool):
+        self._fn, self._budget, self._rates = fn, budget, rates
+        self._objective, self._offload = objective, offload
+        functools.update_wrapper(self, fn, updated=())
+
+    def __call__(self, *args, **kwargs):
+        flat = _Flat(self._fn, args, kwargs)
+        program = program_of(flat, flat.leaves)
+        problem = pose(program, self._rates)
+        assignment = self._assign(problem)
+        return flat.result(apply_choices(program, problem, assignment)(*flat.leaves))
+
+    def solve(self, *args, **kwargs) -> Solution:
+        """What the budget buys for these arguments, arrays or `jax.ShapeDtypeStruct`s.
+
+        Raises:
+          BudgetInfeasible: not even keeping nothing but the inputs of blocks stays within it.
+        """
+        flat = _Flat(self._fn, args, kwargs)
+        problem = pose(program_of(flat, flat.leaves), self._rates)
+        assignment = self._assign(problem)
+        more = self._more(problem, assignment)
+        return describe(problem, assignment, budget_bytes=self._budget.bytes, more=more)
+
+    def _assign(self, problem: Problem, extra: int = 0) -> Assignment:
+        options = {"objective": self._objective, "offload": self._offload}
+        if self._budget.share is not None:
+            size, working = self._budget.share * problem.plain_bytes, False
+        else:
+            size, working = self._budget.bytes or 0, True
+        everything = plain(problem, objective=self._objective)
+        found = assign(problem, size + extra, working=working, **options)
+        if found is None:
+            least = smallest(problem, objective=self._objective)
+            if not working:
+                return least
+            raise BudgetInfeasible(
+                wanted=f"residuals and a working set within {format_bytes(int(size))}",
+                got=f"at least {format_bytes(least.total_bytes)}: {format_bytes(least.kept_bytes)} of what blocks are "
+                f"given and what is kept outside of them, and a working set of {format_bytes(least.working_bytes)}",
+                do="Allow more bytes, or cut the batch into micro-batches.",
+            )
+        needed = everything.kept_bytes if not working else everything.total_bytes
+        return everything if needed <= size + extra and everything.price <= found.price else found
+
+    def _more(self, problem: Problem, now: Assignment) -> float | None:
+        if self._budget.bytes is None:
+            return None
+        return max(0.0, now.recompute_seconds - self._assign(problem, 2**30).recompute_seconds)
+
+
+def auto(
+    fn: Callable,
+    budget: int | float | str,
+    *,
+    target: str | Target | None = None,
+    objective: str = "seconds",
+    offload: bool = False,
+) -> Auto:
+    """`fn` with its residuals chosen under a budget: kept, recomputed or offloaded, value by value.
+
+    Blocks are found as `jaxmem.remat.blocks` finds them: bodies of scans, repeated modules, repeated structure. A
+    function in which nothing repeats is one block. Forward-mode differentiation of the result is not supported.
+
+    Args:
+      fn: function of pytrees of arrays, differentiable in reverse.
+      budget: bytes (an int, "6GiB") that bound what one call keeps for its backward pass plus the largest working set
+        of a block, modelled; or a share below 1 of what `fn` keeps without remat, working sets aside.
+      target: whose speed is priced, such as "tpu-v5e:1x1"; an H100's where None.
+      objective: "seconds", by a roofline that also prices keeping, or "flops" of products and kernels.
+      offload: whether values may wait in host memory. TPUs and GPUs have it.
+
+    Raises:
+      ConfigError: for a budget or objective that is none. When called, BudgetInfeasible: no choice stays within.
+
+    >>> import jax, jax.numpy as jnp
+    >>> def loss(weights, x):
+    ...     for w in weights:
+    ...         x = jnp.tanh(jnp.tanh(x) @ w)
+    ...     return x.sum()
+    >>> x = jnp.ones((8, 8))
+    >>> small = auto(loss, 1600)
+    >>> bool(jnp.allclose(jax.grad(small)([x] * 3, x)[0], jax.grad(loss)([x] * 3, x)[0]))
+    True
+    >>> small.solve([x] * 3, x).kept_bytes < auto(loss, 4000).solve([x] * 3, x).kept_bytes
+    True
+    """
+    if objective not in OBJECTIVES:
+        raise ConfigError(wanted='objective to be "seconds" or "flops"', got=repr(objective), do="Choose one of them.")
+    rates = Rates.of(None if target is None else resolve_target(target))
+    return Auto(fn, parse_budget(budget), rates, objective, offload)
+
+
+class _Flat:
+    """A call of a function as a function of its flat arrays."""
+
+    def __init__(self, fn: Callable, args: tuple, kwargs: dict):
+        leaves, self._tree = jax.tree.flatten((args, kwargs))
+        self._is_array = [
+            isinstance(x, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, float, int, complex))
+            for x in leaves
+        ]
+        self._all, self._fn = leaves, fn
+        self.leaves = [x for x, yes in zip(leaves, self._is_array, strict=True) if yes]
+
+    def __call__(self, *arrays) -> list:
+        given = iter(arrays)
+        leaves = [next(given) if yes else x for x, yes in zip(self._all, self._is_array, strict=True)]
+        args, kwargs = jax.tree.unflatten(self._tree, leaves)
+        outs, self._out_tree = jax.tree.flatten(self._fn(*args, **kwargs))
+        return outs
+
+    def result(self, outs: list) -> Any:
+        """The outputs as the function returns them."""
+        return jax.tree.unflatten(self._out_tree, outs)

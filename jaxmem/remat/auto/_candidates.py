@@ -1,0 +1,173 @@
+"""`Block` and `Choice`: the values of one block that may be kept, as numbers for a solver."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxmem._compat import effect_names
+from jaxmem.remat._kept import num_bytes
+from jaxmem.remat.auto._costs import COLLECTIVES, equation_cost, keep_seconds, offload_seconds
+from jaxmem.remat.auto._forward import Forward
+from jaxmem.remat.auto._rates import Rates
+from jaxmem.remat.blocks._facts import is_value
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What becomes of a block's values: indices into `Candidates.values`; what is in neither is recomputed."""
+
+    kept: tuple[int, ...] = ()
+    offloaded: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Candidates:
+    """A block's forward pass as arrays; values first, then equations, each in the order of the program.
+
+    Args:
+      forward: the block.
+      values: variables that may be kept: what the needed equations make, and inputs that are not there anyway.
+      equations: indices of the equations that the residuals need.
+      value_bytes: per value.
+      is_input: per value; an input cannot be recomputed.
+      is_residual: per value, whether the pull-back reads it.
+      seconds, flops: per equation, of running it again.
+      keep_seconds, offload_seconds: per value.
+      fixed: per equation, whether it must not run again.
+    """
+
+    forward: Forward
+    values: tuple
+    equations: tuple[int, ...]
+    value_bytes: np.ndarray
+    is_input: np.ndarray
+    is_residual: np.ndarray
+    seconds: np.ndarray
+    flops: np.ndarray
+    keep_seconds: np.ndarray
+    offload_seconds: np.ndarray
+    fixed: np.ndarray
+
+    @functools.cached_property
+    def plain(self) -> Choice:
+        """Keeps every residual: what happens without remat."""
+        return Choice(kept=tuple(np.flatnonzero(self.is_residual).tolist()))
+
+    @functools.cached_property
+    def least(self) -> Choice:
+        """Keeps the inputs, and what must not run again."""
+        once = (self.maker >= 0) & self.fixed[self.maker] if len(self.equations) else np.zeros(len(self.values), bool)
+        runs = self.recomputed(Choice(kept=tuple(np.flatnonzero(once).tolist())))
+        read = self.is_residual.copy()
+        for e in np.flatnonzero(runs):
+            read[list(self.reads[e])] = True
+        return Choice(kept=tuple(np.flatnonzero(read & (self.is_input | once)).tolist()))
+
+    @functools.cached_property
+    def reads(self) -> tuple[tuple[int, ...], ...]:
+        """Per equation of `equations`, the values (by index) that it reads."""
+        index = {v: i for i, v in enumerate(self.values)}
+        return tuple(
+            tuple(dict.fromkeys(index[v] for v in self.forward.jaxpr.eqns[e].invars if is_value(v) and v in index))
+            for e in self.equations
+        )
+
+    @functools.cached_property
+    def maker(self) -> np.ndarray:
+        """Per value, the position in `equations` of what makes it; -1 for inputs."""
+        position = {e: i for i, e in enumerate(self.equations)}
+        return np.array([position.get(self.forward.made_at.get(v, -1), -1) for v in self.values], int)
+
+    def recomputed(self, choice: Choice) -> np.ndarray:
+        """Per equation, whether the backward pass runs it again."""
+        there = np.zeros(len(self.values), bool)
+        there[np.array([*choice.kept, *choice.offloaded], int)] = True
+        runs = np.zeros(len(self.equations), bool)
+        wanted = self.is_residual & ~there
+        runs[self.maker[wanted & (self.maker >= 0)]] = True
+        for e in range(len(self.equations) - 1, -1, -1):
+            if runs[e]:
+                for v in self.reads[e]:
+                    if not there[v] and self.maker[v] >= 0:
+                        runs[self.maker[v]] = True
+        return runs
+
+    def kept_bytes(self, choice: Choice) -> int:
+        """Bytes on the device."""
+        return int(self.value_bytes[list(choice.kept)].sum())
+
+    def working_bytes(self, choice: Choice) -> int:
+        """Residuals that are not kept: all of them are there at once when the block's backward pass starts."""
+        missing = self.is_residual.copy()
+        missing[list(choice.kept)] = False
+        return int(self.value_bytes[missing].sum())
+
+    def recompute_flops(self, choice: Choice) -> float:
+        """FLOPs of products and kernels that run a second time."""
+        return float(self.flops[self.recomputed(choice)].sum())
+
+    def price(self, choice: Choice, objective: str) -> float:
+        """Seconds, or FLOPs with seconds as the tie-breaker, of recomputing and of keeping."""
+        weights = self.weights(objective)
+        kept, offloaded = list(choice.kept), list(choice.offloaded)
+        runs = self.recomputed(choice)
+        return float(weights.run[runs].sum() + weights.keep[kept].sum() + weights.offload[offloaded].sum())
+
+    def weights(self, objective: str) -> "Weights":
+        """What the objective adds up."""
+        if objective == "seconds":
+            return Weights(self.seconds, self.keep_seconds, self.offload_seconds)
+        # One second is worth a thousandth of the FLOPs of that second, so FLOPs decide, and seconds where they agree.
+        per_second = (
+            1e-3 * (self.flops.sum() / max(self.seconds[self.flops > 0].sum(), 1e-12)) if any(self.flops) else 1
+        )
+        return Weights(
+            self.flops + per_second * self.seconds, per_second * self.keep_seconds, per_second * self.offload_seconds
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The objective's coefficients: per equation that runs again, per value kept, per value offloaded."""
+
+    run: np.ndarray
+    keep: np.ndarray
+    offload: np.ndarray
+
+
+def candidates(forward: Forward, free: Callable[[int], bool], rates: Rates) -> Candidates:
+    """The values of a block that may be kept.
+
+    Args:
+      forward: the block.
+      free: whether an input, by its position, is there anyway, like a weight.
+      rates: of the chip.
+    """
+    jaxpr = forward.jaxpr
+    needed = forward.needed_for(forward.residuals, frozenset())
+    held = {v for i, v in enumerate(jaxpr.invars) if not free(i)}
+    read = {v for e in needed for v in jaxpr.eqns[e].invars if is_value(v)}
+    read |= {v for v in forward.residuals if is_value(v)}
+    inputs = [v for v in jaxpr.invars if v in held and v in read]
+    made = [v for e in needed for v in jaxpr.eqns[e].outvars if v in read and num_bytes(v.aval) > 0]
+    values, residuals = (*inputs, *made), {v for v in forward.residuals if is_value(v)}
+    costs = [equation_cost(jaxpr.eqns[e], rates) for e in needed]
+    return Candidates(
+        forward=forward,
+        values=values,
+        equations=tuple(needed),
+        value_bytes=np.array([num_bytes(v.aval) for v in values], np.int64),
+        is_input=np.array([i < len(inputs) for i in range(len(values))], bool),
+        is_residual=np.array([v in residuals for v in values], bool),
+        seconds=np.array([cost.seconds for cost in costs]),
+        flops=np.array([cost.flops for cost in costs]),
+        keep_seconds=np.array([keep_seconds(v.aval, rates) for v in values]),
+        offload_seconds=np.array([offload_seconds(v.aval, rates) for v in values]),
+        fixed=np.array([_runs_once(jaxpr.eqns[e]) for e in needed], bool),
+    )
+
+
+def _runs_once(eqn) -> bool:
+    return eqn.primitive.name in COLLECTIVES or bool(effect_names(eqn) - {"NamedAxisEffect"})

@@ -1,0 +1,130 @@
+"""What it costs to run an equation again, and to keep a value: FLOPs, and seconds by a roofline.
+
+A recomputed matrix product takes the longer of its arithmetic and its bytes. Everything elementwise is fused into what
+reads it, so it is priced at a share of the bytes that it would move by itself; views and broadcasts at nearly nothing.
+A kept value is written once and read back once, which on a TPU makes full remat faster than keeping attention scores.
+"""
+
+import dataclasses
+import functools
+import math
+
+from jaxmem._compat import called_jaxprs
+from jaxmem.remat._kept import num_bytes
+from jaxmem.remat.auto._rates import Rates
+from jaxmem.remat.blocks._facts import is_value
+
+VIEWS = frozenset(
+    """broadcast_in_dim reshape squeeze expand_dims convert_element_type slice split iota name copy copy_p
+    stop_gradient unstack pvary pbroadcast transpose rev real imag""".split()
+)
+# Run again, these would wait for other devices again; they are, unless nothing else is left to keep.
+COLLECTIVES = frozenset(
+    "psum psum2 psum_invariant pmax pmin all_gather all_to_all ppermute reduce_scatter psum_scatter".split()
+)
+_FUSED_SHARE = 0.3  # of the bytes that an elementwise equation would move alone
+_VIEW_SHARE = 0.02
+_KEEP_PASSES = 2.0  # a kept value is written, and read back
+_LAUNCH_SECONDS = 1e-9  # breaks ties: what has fewer equations
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Of running something once: FLOPs of products and kernels, and seconds, modelled."""
+
+    flops: float = 0.0
+    seconds: float = 0.0
+
+    def times(self, count: float) -> "Cost":
+        return Cost(self.flops * count, self.seconds * count)
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.flops + other.flops, self.seconds + other.seconds)
+
+
+def keep_seconds(aval, rates: Rates) -> float:
+    """Of keeping a value on the device."""
+    return _KEEP_PASSES * num_bytes(aval) / rates.hbm_bytes_per_second
+
+
+def offload_seconds(aval, rates: Rates) -> float:
+    """Of keeping a value in host memory: there and back, half of it behind arithmetic."""
+    return num_bytes(aval) / rates.host_bytes_per_second
+
+
+def equation_cost(eqn, rates: Rates) -> Cost:
+    """Of running an equation again."""
+    name = eqn.primitive.name
+    moved = sum(num_bytes(v.aval) for v in (*eqn.invars, *eqn.outvars) if hasattr(v.aval, "shape"))
+    memory = moved / rates.hbm_bytes_per_second
+    if name in _PRODUCTS:
+        flops = _PRODUCTS[name](eqn)
+        rate = rates.matmul(eqn.invars[0].aval.dtype)
+        return Cost(flops, max(flops / rate, memory) + _LAUNCH_SECONDS)
+    if name == "pallas_call" or name.startswith(("ffi_call", "dot_product_attention")):
+        flops = _kernel_flops(eqn)
+        return Cost(flops, max(2 * flops / rates.matmul(eqn.invars[0].aval.dtype), memory) + _LAUNCH_SECONDS)
+    bodies = called_jaxprs(eqn)
+    if bodies:
+        inner = [jaxpr_cost(body, rates) for body in bodies]
+        if name == "cond":
+            return max(inner, key=lambda cost: cost.seconds)
+        return functools.reduce(Cost.__add__, inner).times(eqn.params.get("length", 1))
+    share = _VIEW_SHARE if name in VIEWS else _FUSED_SHARE
+    return Cost(0.0, share * memory + _LAUNCH_SECONDS)
+
+
+def jaxpr_cost(jaxpr, rates: Rates) -> Cost:
+    """Of running a whole program."""
+    return functools.reduce(Cost.__add__, (equation_cost(eqn, rates) for eqn in jaxpr.eqns), Cost())
+
+
+def _dot(eqn) -> float:
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    return 2 * math.prod(eqn.invars[0].aval.shape[d] for d in contracted) * math.prod(eqn.outvars[0].aval.shape)
+
+
+def _ragged_dot(eqn) -> float:
+    return 2 * math.prod(eqn.invars[0].aval.shape) * eqn.invars[1].aval.shape[-1]
+
+
+def _convolution(eqn) -> float:
+    kernel, numbers = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"]
+    per_output = math.prod(kernel) / kernel[numbers.rhs_spec[0]]
+    return 2 * per_output * math.prod(eqn.outvars[0].aval.shape) / eqn.params["batch_group_count"]
+
+
+_PRODUCTS = {
+    "dot_general": _dot,
+    "ragged_dot": _ragged_dot,
+    "ragged_dot_general": _ragged_dot,
+    "scaled_matmul": lambda eqn: 2 * math.prod(eqn.outvars[0].aval.shape) * eqn.invars[0].aval.shape[-1],
+    "conv_general_dilated": _convolution,
+}
+
+
+def _kernel_flops(eqn) -> float:
+    """What a kernel's author states; else its body's products over its grid; else those of attention on its inputs."""
+    stated = getattr(eqn.params.get("cost_estimate"), "flops", None)
+    if stated:
+        return float(stated)
+    grid = getattr(eqn.params.get("grid_mapping"), "grid", ())
+    body = sum(jaxpr_flops(body) for body in called_jaxprs(eqn))
+    if body and all(isinstance(size, int) for size in grid):
+        return body * math.prod(grid)
+    shapes = [shape for v in eqn.invars if is_value(v) and len(shape := getattr(v.aval, "shape", ())) == 4]
+    if len(shapes) >= 2:
+        batch, queries, heads, width = shapes[0]
+        return 4.0 * batch * queries * shapes[1][1] * heads * width
+    return 2.0 * sum(math.prod(v.aval.shape) for v in eqn.outvars if hasattr(v.aval, "shape"))
+
+
+def jaxpr_flops(jaxpr) -> float:
+    """Of the products of a program, its loops multiplied out."""
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _PRODUCTS:
+            total += _PRODUCTS[eqn.primitive.name](eqn)
+        else:
+            total += sum(map(jaxpr_flops, called_jaxprs(eqn))) * eqn.params.get("length", 1)
+    return total

@@ -1,0 +1,126 @@
+"""`capture`: the forward pass of a block as it is after differentiation, with the values that its backward pass reads.
+
+Which value is the residual is decided by differentiation rules (a softmax keeps what it made, not what it was given),
+so it is looked up there: `jax.vjp` is traced, and what its result holds are the residuals.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from jaxmem.remat.auto._inline import inlined, run_equations
+from jaxmem.remat.blocks._facts import is_value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Forward:
+    """The forward pass of a block whose backward pass reads `residuals`.
+
+    Args:
+      jaxpr: from the block's inputs to its outputs, then its residuals.
+      consts: of the jaxpr.
+      num_outputs: how many of the jaxpr's outputs are the block's.
+      differentiated: per input, whether it gets a gradient.
+      vjp_tree: makes of the residuals the function that pulls cotangents back.
+    """
+
+    jaxpr: jex.Jaxpr
+    consts: tuple
+    num_outputs: int
+    differentiated: tuple[bool, ...]
+    vjp_tree: Any
+
+    @property
+    def outputs(self) -> list:
+        """Variables of the block's outputs."""
+        return self.jaxpr.outvars[: self.num_outputs]
+
+    @property
+    def residuals(self) -> list:
+        """What the pull-back is made of, in its order; the same variable may come twice, and literals do."""
+        return self.jaxpr.outvars[self.num_outputs :]
+
+    @functools.cached_property
+    def made_at(self) -> dict:
+        """The equation, by its index, that makes a variable."""
+        return {v: i for i, eqn in enumerate(self.jaxpr.eqns) for v in eqn.outvars}
+
+    def needed_for(self, wanted, known: Collection) -> list[int]:
+        """Indices of the equations that make the wanted atoms out of known variables and inputs, in order."""
+        needed, chosen = {v for v in wanted if is_value(v)}, []
+        for i in range(len(self.jaxpr.eqns) - 1, -1, -1):
+            eqn = self.jaxpr.eqns[i]
+            if any(v in needed and v not in known for v in eqn.outvars):
+                chosen.append(i)
+                needed.update(v for v in eqn.invars if is_value(v))
+        return chosen[::-1]
+
+    def evaluate(self, wanted, known: dict) -> list:
+        """The wanted atoms, made out of known values of variables."""
+        eqns = [self.jaxpr.eqns[i] for i in self.needed_for(wanted, known.keys())]
+        env = dict(zip(self.jaxpr.constvars, self.consts, strict=True)) | known
+        made = {v for eqn in eqns for v in eqn.outvars} - env.keys()
+        outputs = list(dict.fromkeys(v for v in wanted if is_value(v) and v in made))
+        read = dict.fromkeys(v for eqn in eqns for v in eqn.invars if is_value(v) and v not in made)
+        if eqns:
+            eqns = [_beside_known(eqn, env) for eqn in eqns]
+            env.update(zip(outputs, run_equations(eqns, list(read), outputs, [env[v] for v in read]), strict=True))
+        return [env[v] if is_value(v) else v.val for v in wanted]
+
+
+def capture(fn: Callable[..., Sequence], inputs: Sequence, differentiated: Sequence[bool]) -> Forward:
+    """Traces the differentiation of a function of flat arrays that returns a list of arrays.
+
+    Args:
+      fn: the block.
+      inputs: its inputs, or their shapes and dtypes.
+      differentiated: which inputs get a gradient; those must be floating.
+
+    >>> import jax.numpy as jnp
+    >>> forward = capture(lambda x: [jnp.sin(x)], [jax.ShapeDtypeStruct((8,), jnp.float32)], [True])
+    >>> [eqn.primitive.name for eqn in forward.jaxpr.eqns], len(forward.residuals)
+    (['sin', 'cos'], 1)
+    """
+    trees = {}
+
+    def forward(*args):
+        given = [arg for arg, yes in zip(args, differentiated, strict=True) if yes]
+
+        def of(*given):
+            given = iter(given)
+            return list(fn(*[next(given) if yes else arg for arg, yes in zip(args, differentiated, strict=True)]))
+
+        outs, pull_back = jax.vjp(of, *given)
+        residuals, trees["vjp"] = jax.tree.flatten(pull_back)  # a vjp function is a pytree of its residuals
+        trees["outputs"] = len(outs)
+        return [*outs, *residuals]
+
+    closed = inlined(jax.make_jaxpr(forward)(*inputs))
+    return Forward(
+        jaxpr=closed.jaxpr,
+        consts=tuple(closed.consts),
+        num_outputs=trees["outputs"],
+        differentiated=tuple(differentiated),
+        vjp_tree=trees["vjp"],
+    )
+
+
+def is_float(aval) -> bool:
+    """Whether an abstract value can be differentiated."""
+    return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def _beside_known(eqn, known):
+    """The equation, with other variables for outputs that are known: it runs for the rest of what it makes."""
+    if not any(v in known for v in eqn.outvars):
+        return eqn
+    return eqn.replace(outvars=[_new_variable(v.aval) if v in known else v for v in eqn.outvars])
+
+
+def _new_variable(aval):
+    return jax.make_jaxpr(lambda x: x)(aval).jaxpr.invars[0]

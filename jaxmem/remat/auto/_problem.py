@@ -1,0 +1,202 @@
+"""`Problem`: a function's blocks, the distinct ones once, with what is kept outside of them."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from jaxmem._compat import effect_names
+from jaxmem.remat._kept import kept_values, num_bytes
+from jaxmem.remat.auto._candidates import candidates
+from jaxmem.remat.auto._forward import Forward, capture, is_float
+from jaxmem.remat.auto._rates import Rates
+from jaxmem.remat.auto._solve import Group
+from jaxmem.remat.blocks import apply_at_blocks
+from jaxmem.remat.blocks._blocks import plan_of
+from jaxmem.remat.blocks._facts import Facts, body_of
+from jaxmem.remat.blocks._plan import with_cheap_inputs
+from jaxmem.remat.blocks._repeats import Tokens
+from jaxmem.remat.blocks._search import intervals
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Program:
+    """A function of flat arrays, traced.
+
+    Args:
+      closed: its jaxpr.
+      differentiated: which inputs may get a gradient.
+    """
+
+    closed: jex.ClosedJaxpr
+    differentiated: tuple[bool, ...]
+
+    def __call__(self, *args) -> list:
+        return jex.jaxpr_as_fun(self.closed)(*args)
+
+    def apply(self, wrap: Callable) -> Callable[..., list]:
+        """The function with `wrap(fn, scanned=, name=)` round each block; round the whole of it where there is none."""
+        if plan_of(self.closed) is None:
+            return wrap(self.__call__, scanned=False, name=WHOLE)
+        return apply_at_blocks(self.closed, wrap)
+
+    def kept_bytes(self, fn: Callable[..., list]) -> int:
+        """Bytes that differentiating `fn`, this function or what `apply` made of it, keeps."""
+        avals = [v.aval for v in self.closed.jaxpr.invars]
+        given = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype) for a, yes in zip(avals, self.differentiated, strict=True) if yes
+        ]
+
+        def of(given, rest):
+            given, rest = iter(given), iter(rest)
+            return fn(*[next(given) if yes else next(rest) for yes in self.differentiated])
+
+        rest = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype) for a, y in zip(avals, self.differentiated, strict=True) if not y
+        ]
+        return sum(num_bytes(v.aval) for v in kept_values(of, given, rest, argnums=0)[1])
+
+
+WHOLE = "whole"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """What there is to choose.
+
+    Args:
+      groups: the distinct blocks.
+      group_of: the group, by its index, of a block's name.
+      free: by a block's name, which of its inputs are there anyway.
+      base_bytes: kept outside of blocks.
+      plain_bytes: kept without remat, by the whole function.
+      rates: of the chip.
+    """
+
+    groups: tuple[Group, ...]
+    group_of: dict[str, int]
+    free: dict[str, tuple[bool, ...]]
+    base_bytes: int
+    plain_bytes: int
+    rates: Rates
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Found:
+    """A block in the program; blocks of the same `key` are alike."""
+
+    name: str
+    times: int
+    free: tuple[bool, ...]
+    key: Any
+
+
+def program_of(fn: Callable[..., Sequence], avals: Sequence, differentiated: Sequence[bool] | None = None) -> Program:
+    """Traces a function of flat arrays; without `differentiated` all floating inputs may get a gradient."""
+    closed = jax.make_jaxpr(fn)(*avals)
+    floats = tuple(is_float(v.aval) for v in closed.jaxpr.invars)
+    given = floats if differentiated is None else tuple(a and b for a, b in zip(floats, differentiated, strict=True))
+    return Program(closed=closed, differentiated=given)
+
+
+def pose(program: Program, rates: Rates) -> Problem:
+    """Finds the blocks of a function and what differentiating each distinct one keeps."""
+    found = {block.name: block for block in _find(program.closed)}
+    flags, captured = _look(program, found)
+    at: dict[Any, int] = {}
+    groups, group_of = [], {}
+    for name, block in found.items():
+        if name not in flags:  # nothing differentiates it
+            continue
+        key = (block.key, block.times, flags[name])
+        if key in at:
+            groups[at[key]] = dataclasses.replace(groups[at[key]], members=groups[at[key]].members + 1)
+        else:
+            at[key] = len(groups)
+            values = candidates(captured[block.key, flags[name]], block.free.__getitem__, rates)
+            groups.append(Group(candidates=values, times=block.times))
+        group_of[name] = at[key]
+    plain_bytes = program.kept_bytes(program)
+    # With nothing kept inside of blocks, what is kept is kept outside of them.
+    around = program.kept_bytes(program.apply(lambda fn, *, scanned, name: jax.checkpoint(fn, prevent_cse=not scanned)))
+    inputs = sum(g.runs * g.candidates.kept_bytes(g.candidates.least) for g in groups)
+    return Problem(
+        groups=tuple(groups),
+        group_of=group_of,
+        free={name: block.free for name, block in found.items()},
+        base_bytes=max(0, around - inputs),
+        plain_bytes=plain_bytes,
+        rates=rates,
+    )
+
+
+def _find(closed: jex.ClosedJaxpr) -> list[_Found]:
+    plan = plan_of(closed)
+    if plan is None:
+        jaxpr, _ = body_of(closed)
+        return [_Found(name=WHOLE, times=1, free=(True,) * len(jaxpr.invars), key=WHOLE)]
+    found, tokens = [], {}
+    for inner, item, times in intervals(plan):
+        facts = inner.facts
+        numbers = tokens.setdefault(id(facts), Tokens(facts))
+        for i, part in enumerate(item.parts):
+            indices = with_cheap_inputs(facts, part)
+            inputs, outputs = facts.inputs(indices), facts.outputs(part)
+            free = tuple(v in facts.free for v in inputs)
+            found.append(
+                _Found(
+                    name=item.name if len(item.parts) == 1 else f"{item.name}.{i + 1}",
+                    times=times,
+                    free=free,
+                    key=(id(facts), free, _structure(numbers, facts, indices, inputs, outputs)),
+                )
+            )
+    return found
+
+
+def _structure(tokens: Tokens, facts: Facts, indices, inputs, outputs) -> tuple:
+    """Equal for blocks whose equations are alike and read one another alike."""
+    number = {v: i for i, v in enumerate(inputs)}
+    wiring = []
+    for i in indices:
+        eqn = facts.eqns[i]
+        wiring.append(tuple(number.get(v, -1) for v in eqn.invars if isinstance(v, jex.Var)))
+        for v in eqn.outvars:
+            number[v] = len(number)
+    ids = tuple(tokens.ids[list(indices)].tolist())
+    effects = tuple(sorted(name for i in indices for name in effect_names(facts.eqns[i])))
+    return ids, tuple(wiring), tuple(number[v] for v in outputs), effects
+
+
+def _look(program: Program, found: dict[str, _Found]) -> tuple[dict[str, tuple[bool, ...]], dict[Any, Forward]]:
+    """Differentiates with a rule that looks: which inputs of each block get a gradient, and its forward pass with that.
+
+    The rule is traced where the block is, with the axis names and types of a `shard_map` round it.
+    """
+    flags: dict[str, tuple[bool, ...]] = {}
+    captured: dict[Any, Forward] = {}
+
+    def wrap(fn, *, scanned, name):
+        @jax.custom_vjp
+        def block(*args):
+            return list(fn(*args))
+
+        def forward(*primals):
+            values = [p.value for p in primals]
+            # A scan differentiates its body until it is clear which of its carries get a gradient: the last counts.
+            flags[name] = tuple(p.perturbed and is_float(jax.typeof(p.value)) for p in primals)
+            key = (found[name].key, flags[name])
+            if key not in captured:
+                captured[key] = capture(fn, values, flags[name])
+            return list(fn(*values)), values
+
+        def backward(values, cotangents):
+            return tuple(jax.numpy.zeros_like(v) if is_float(jax.typeof(v)) else None for v in values)
+
+        block.defvjp(forward, backward, symbolic_zeros=True)
+        return block
+
+    program.kept_bytes(program.apply(wrap))
+    return flags, captured

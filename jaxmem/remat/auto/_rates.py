@@ -1,0 +1,43 @@
+"""`Rates`: how fast the chip is that recomputation and keeping are priced for."""
+
+import dataclasses
+
+from jaxmem.targets import Target, find_chip
+
+_REFERENCE = "gpu-h100"  # where no accelerator is named; only ratios of rates decide
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What an estimate of seconds goes by; replace it to price for something else.
+
+    Args:
+      matmul_flops_per_second: by dtype; the smallest where a dtype is not among them.
+      hbm_bytes_per_second: between memory and compute units.
+      host_bytes_per_second: to host memory, one direction.
+
+    >>> Rates.of(None).hbm_bytes_per_second > 1e12
+    True
+    """
+
+    matmul_flops_per_second: tuple[tuple[str, float], ...]
+    hbm_bytes_per_second: float
+    host_bytes_per_second: float = 2e10
+
+    @classmethod
+    def of(cls, target: Target | None) -> "Rates":
+        """Rates of a target's chip; of an H100 where it has none."""
+        chip = target.chip if target is not None and target.chip is not None else find_chip(_REFERENCE)
+        return cls(
+            matmul_flops_per_second=chip.flops_per_second,
+            hbm_bytes_per_second=chip.hbm_bytes_per_second,
+            host_bytes_per_second=chip.host_bytes_per_second or 2e10,
+        )
+
+    def matmul(self, dtype) -> float:
+        """FLOP/s of products of a dtype; by default a TPU multiplies float32 in bfloat16, and a GPU in tf32."""
+        rates = dict(self.matmul_flops_per_second)
+        names = [str(dtype), *(("tf32", "bfloat16") if str(dtype) == "float32" else ())]
+        if str(dtype) == "float32" and "tf32" in rates:
+            names = ["tf32"]
+        return next((rates[name] for name in names if name in rates), min(rates.values()))

@@ -1,0 +1,118 @@
+"""`realise`: a block that keeps what was chosen, as a function with its own derivative.
+
+`jax.checkpoint` chooses among values of the function before it is differentiated, by the operation that makes them;
+here any value may be kept, also those that only the derivative has. Forward-mode differentiation of the block itself
+is the price; gradients of gradients work, since both rules are programs.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+from jaxmem.remat.auto._forward import Forward, is_float
+from jaxmem.remat.blocks._facts import is_value
+
+# JAX's own label on what a checkpoint computes a second time; counts of a compiled step's FLOPs go by it.
+_RECOMPUTED = "rematted_computation"
+
+
+def realise(
+    fn: Callable[..., Sequence],
+    decide: Callable[[tuple[bool, ...], Sequence], tuple[Forward, Sequence, Sequence]],
+    *,
+    scanned: bool,
+) -> Callable[..., list]:
+    """The block `fn` of flat arrays, with values kept, offloaded and recomputed.
+
+    Args:
+      fn: the block; what runs where nothing is differentiated.
+      decide: of which inputs get a gradient and of the inputs: the forward pass, its variables kept and offloaded.
+      scanned: the block is the body of a scan, where nothing can merge the recomputation with the first computation.
+    """
+    decided = {}
+
+    @jax.custom_vjp
+    def block(*args):
+        return list(fn(*args))
+
+    def forward(*primals):
+        inputs = [p.value for p in primals]
+        differentiated = tuple(p.perturbed and is_float(jax.typeof(p.value)) for p in primals)
+        if differentiated not in decided:  # once, so that one trace after another has the same backward pass
+            decided[differentiated] = decide(differentiated, inputs)
+        program, kept, offloaded = decided[differentiated]
+        known = dict(zip(program.jaxpr.invars, inputs, strict=True))
+        wanted = [*program.outputs, *kept, *offloaded]
+        values = program.evaluate(wanted, known)
+        outs, values = values[: program.num_outputs], values[program.num_outputs :]
+        used = _inputs_used(program, {*kept, *offloaded})
+        device, host = values[: len(kept)], [to_host(value) for value in values[len(kept) :]]
+        saved = _Backward(program, (*used, *kept), tuple(offloaded), scanned)
+        return outs, jax.tree_util.Partial(saved, [known[v] for v in used] + device, host)
+
+    def backward(saved, cotangents):
+        return tuple(saved(cotangents))
+
+    block.defvjp(forward, backward, symbolic_zeros=True)
+    return block
+
+
+class _Backward:
+    """The backward pass of a block; equal to another of the same choice, so that traces can be compared."""
+
+    def __init__(self, program: Forward, device: tuple, host: tuple, scanned: bool):
+        self.key = (program, device, host, scanned)
+
+    def __eq__(self, other):
+        return isinstance(other, _Backward) and self.key == other.key
+
+    def __hash__(self):
+        return hash(self.key)
+
+    def __call__(self, device, host, cotangents):
+        program, names, away, scanned = self.key
+        cotangents = [_array(c) for c in cotangents]
+        known = {*names, *away}
+        if not scanned and program.needed_for(program.residuals, known):
+            # Cotangents are there only when the backward pass has come here: nothing is recomputed before.
+            arrays = [c for c in cotangents if c.dtype != jax.dtypes.float0]
+            device, host, arrays = lax.optimization_barrier((device, host, arrays))
+            arrays = iter(arrays)
+            cotangents = [c if c.dtype == jax.dtypes.float0 else next(arrays) for c in cotangents]
+        values = dict(zip((*names, *away), (*device, *map(to_device, host)), strict=True))
+        with jax.named_scope(_RECOMPUTED):
+            residuals = program.evaluate(program.residuals, values)
+        gradients = iter(jax.tree.unflatten(program.vjp_tree, residuals)(cotangents))
+        return [next(gradients) if yes else None for yes in program.differentiated]
+
+
+def to_host(value):
+    """The value in host memory."""
+    return jax.device_put(value, jax.memory.Space.Host)
+
+
+def to_device(value):
+    """The value back in the device's memory."""
+    return jax.device_put(value, jax.memory.Space.Device)
+
+
+def _inputs_used(program: Forward, kept: set) -> list:
+    """Inputs that the pull-back reads, by itself or for what it computes again, and that are not kept anyway."""
+    needed = program.needed_for(program.residuals, kept)
+    read = {v for e in needed for v in program.jaxpr.eqns[e].invars if is_value(v)}
+    read |= {v for v in program.residuals if is_value(v)}
+    return [v for v in program.jaxpr.invars if v in read and v not in kept]
+
+
+def _array(cotangent):
+    if not isinstance(cotangent, SymbolicZero):
+        return cotangent
+    aval: Any = cotangent.aval
+    if aval.dtype == jax.dtypes.float0:
+        return np.zeros(aval.shape, jax.dtypes.float0)
+    return jnp.zeros(aval.shape, aval.dtype)

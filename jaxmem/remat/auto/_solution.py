@@ -1,0 +1,154 @@
+"""`Solution`: what was chosen, readable."""
+
+import dataclasses
+import json
+from typing import Any
+
+from jaxmem._units import format_bytes, format_seconds
+from jaxmem.remat._origin import origin
+from jaxmem.remat.auto._assign import Assignment
+from jaxmem.remat.auto._problem import Problem
+
+FATES = ("keep", "offload", "recompute")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SolvedValue:
+    """One value of one kind of block.
+
+    Args:
+      fate: "keep", "offload" or "recompute".
+      layer: the block it is of; `layers` of them are alike.
+      layers: how many blocks keep such a value, runs of a scan counted.
+      name: what `checkpoint_name` called it; None without.
+      op, module, source: what made it, where.
+      shape, dtype: of one block's value.
+      size_bytes: of all `layers`; of a recomputed value what it would take.
+      seconds: of what making it costs in all layers; of a kept value, of keeping it.
+    """
+
+    fate: str
+    layer: str
+    layers: int
+    name: str | None
+    op: str
+    module: str
+    source: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Solution:
+    """What a budget buys; modelled.
+
+    Args:
+      values: kept and offloaded values, and residuals that are recomputed, the largest first.
+      budget_bytes: what was asked for; None where it was a share.
+      kept_bytes: on the device, by blocks and outside of them.
+      host_bytes: in host memory.
+      working_bytes: the largest working set of a block's backward pass.
+      plain_bytes: what the function keeps without remat.
+      recompute_flops, recompute_seconds: of what runs a second time.
+      price, bound, gap: of the objective; no choice is cheaper than `bound`, the gap is a share of the price.
+      more_buys_seconds: recompute seconds that one more GiB would save.
+      promise: what the budget bounds, and how strongly.
+    """
+
+    values: tuple[SolvedValue, ...]
+    budget_bytes: int | None
+    kept_bytes: int
+    host_bytes: int
+    working_bytes: int
+    plain_bytes: int
+    recompute_flops: float
+    recompute_seconds: float
+    price: float
+    bound: float
+    gap: float
+    more_buys_seconds: float | None = None
+    promise: str = "modelled"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, JSON-ready."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        """A table of what is kept, and a line of totals."""
+        lines = [["bytes", "layers", "fate", "dtype[shape]", "name", "op", "module", "source"]]
+        for v in self.values:
+            shape = f"{v.dtype}[{','.join(map(str, v.shape))}]"
+            what = (v.fate, shape, v.name or "-", v.op, v.module or "-", v.source or "-")
+            lines.append([f"{v.size_bytes:,}", str(v.layers), *what])
+        widths = [max(len(row[i]) for row in lines) for i in range(len(lines[0]))]
+        left = range(2, len(widths))
+        text = [
+            "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+            for row in lines
+        ]
+        kept = (
+            f"{format_bytes(self.kept_bytes)} kept of {format_bytes(self.plain_bytes)}, working set "
+            f"{format_bytes(self.working_bytes)}, {format_seconds(self.recompute_seconds)} recomputed; modelled, "
+            f"within {self.gap:.1%} of the cheapest"
+        )
+        more = self.more_buys_seconds
+        if more is not None:
+            kept += (
+                f"; one more GiB would save {format_seconds(more)}" if more > 0 else "; more bytes would save nothing"
+            )
+        return "\n".join([*(line.rstrip() for line in text), kept + "."])
+
+
+def describe(problem: Problem, assignment: Assignment, *, budget_bytes: int | None, more: float | None) -> Solution:
+    """The readable form of an assignment."""
+    rows, counts = [], {}
+    for name, choice in assignment.choices.items():
+        counts.setdefault((problem.group_of[name], choice), []).append(name)
+    for (at, choice), names in counts.items():
+        group = problem.groups[at]
+        c, layers = group.candidates, group.times * len(names)
+        kept, away = set(choice.kept), set(choice.offloaded)
+        for i, v in enumerate(c.values):
+            fate = "keep" if i in kept else "offload" if i in away else "recompute" if c.is_residual[i] else None
+            if fate is None or not c.value_bytes[i]:
+                continue
+            made = origin(c.forward.jaxpr, v)
+            cost = {"keep": c.keep_seconds[i], "offload": c.offload_seconds[i]}.get(fate)
+            if cost is None:
+                cost = c.seconds[c.maker[i]] if c.maker[i] >= 0 else 0.0
+            rows.append(
+                SolvedValue(
+                    fate=fate,
+                    layer=names[0],
+                    layers=layers,
+                    name=made.name,
+                    op=made.op,
+                    module=made.module,
+                    source=made.source,
+                    shape=tuple(v.aval.shape),
+                    dtype=str(v.aval.dtype),
+                    size_bytes=int(c.value_bytes[i]) * layers,
+                    seconds=float(cost) * layers,
+                )
+            )
+    rows.sort(key=lambda row: (FATES.index(row.fate), -row.size_bytes))
+    return Solution(
+        values=tuple(rows),
+        budget_bytes=budget_bytes,
+        kept_bytes=assignment.kept_bytes,
+        host_bytes=assignment.host_bytes,
+        working_bytes=assignment.working_bytes,
+        plain_bytes=problem.plain_bytes,
+        recompute_flops=assignment.recompute_flops,
+        recompute_seconds=assignment.recompute_seconds,
+        price=assignment.price,
+        bound=assignment.bound,
+        gap=assignment.gap,
+        more_buys_seconds=more,
+    )

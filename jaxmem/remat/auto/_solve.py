@@ -1,0 +1,177 @@
+"""The choice as a mixed integer program: keep, offload or recompute every value of every distinct block.
+
+    minimise    sum_e run_e r_e + sum_v keep_v s_v + offload_v o_v        each block times the number of its runs
+    subject to  s_v + o_v + r_maker(v) >= 1                               for every residual v
+                s_v + o_v + r_maker(v) >= r_e                             for every value v that equation e reads
+                sum_v bytes_v s_v + w <= budget                           kept by all blocks, and what comes and goes
+                w >= sum over residuals of bytes_v (1 - s_v)              for every block
+                w >= bytes kept outside of blocks
+
+
+A block's working set is what its pull-back reads and it has not kept. What is kept outside of blocks, mostly a loss's
+logits, is gone when the backward pass comes to them. The closure constraints are those of a minimum
+cut, so the relaxation is nearly integral and the solver is quick. After Checkmate
+(https://arxiv.org/abs/1910.02653), whose program has a time index, and is for whole graphs instead of blocks.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxmem.remat.auto._candidates import Candidates, Choice
+from jaxmem.remat.auto._milp import Minimum, Rows, minimise
+
+TIME_LIMIT_SECONDS = 10.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Group:
+    """Blocks that are alike.
+
+    Args:
+      candidates: of one of them.
+      members: how many there are in the program.
+      times: how often each runs: the length of the scans round it.
+    """
+
+    candidates: Candidates
+    members: int = 1
+    times: int = 1
+
+    @property
+    def runs(self) -> int:
+        """How often the block's values are kept."""
+        return self.members * self.times
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Solved:
+    """Choices by group, with what they cost.
+
+    Args:
+      choices: one per group.
+      price: of the objective.
+      bound: no choice within the budget has a lower price.
+    """
+
+    choices: tuple[Choice, ...]
+    price: float
+    bound: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the choice must stay within.
+
+    Args:
+      budget_bytes: for what blocks keep and, with `working`, the most that comes and goes.
+      working: whether what comes and goes counts.
+      outside_bytes: kept outside of blocks.
+      offload: whether values may wait in host memory.
+      seconds: the solver's time.
+    """
+
+    budget_bytes: float
+    working: bool = True
+    outside_bytes: float = 0.0
+    offload: bool = False
+    seconds: float = TIME_LIMIT_SECONDS
+
+
+def solve(groups: Sequence[Group], limits: Limits, objective: str) -> Solved | None:
+    """The cheapest choice, the same for all blocks of a group; None where none stays within the budget."""
+    if not groups:
+        return Solved(choices=(), price=0.0, bound=0.0)
+    program = _Program(groups, limits, objective)
+    found = program.minimum()
+    if found is None:
+        return None
+    choices = program.choices(found.x)
+    price = sum(g.runs * g.candidates.price(choice, objective) for g, choice in zip(groups, choices, strict=True))
+    return Solved(choices=choices, price=price, bound=min(price, found.bound))
+
+
+def relaxed_price(groups: Sequence[Group], limits: Limits, objective: str) -> float:
+    """The price without integers, from below: no choices are cheaper, not even different ones for like blocks."""
+    program = _Program(groups, limits, objective)
+    program.integral[:] = 0
+    found = program.minimum()
+    return 0.0 if found is None else found.cost
+
+
+class _Program:
+    """Variables: w, then for each group the values kept, those offloaded, and the equations that run again."""
+
+    def __init__(self, groups, limits: Limits, objective: str):
+        self.groups, self.limits = groups, limits
+        weights = [g.candidates.weights(objective) for g in groups]
+        fates = 2 if limits.offload else 1
+        sizes = [fates * len(g.candidates.values) + len(g.candidates.equations) for g in groups]
+        self.starts = 1 + np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(int)
+        self.count = 1 + sum(sizes)
+        self.cost, self.upper, self.floor = np.zeros(self.count), np.ones(self.count), np.zeros(self.count)
+        self.integral = np.zeros(self.count)
+        self.unit = max(1.0, float(limits.budget_bytes))  # bytes are counted in budgets, prices in the dearest
+        self.upper[0], self.floor[0] = np.inf, limits.outside_bytes / self.unit
+        self.rows, self.columns, self.data, self.lower = [], [], [], []
+        budget_row = [(0, 1.0)] if limits.working else []
+        for group, start, weight in zip(groups, self.starts, weights, strict=True):
+            c, n = group.candidates, len(group.candidates.values)
+            runs = start + fates * n
+            self.integral[start:runs] = 1
+            self.cost[start : start + n] = group.runs * weight.keep
+            if limits.offload:
+                self.cost[start + n : runs] = group.runs * weight.offload
+            self.cost[runs : runs + len(c.equations)] = group.runs * weight.run
+            self.upper[runs : runs + len(c.equations)][c.fixed] = 0
+            for v in np.flatnonzero(c.is_residual):
+                self._require([*self._there(start, n, runs, c, v)], 1.0)
+            for e, reads in enumerate(c.reads):
+                for v in reads:
+                    self._require([*self._there(start, n, runs, c, v), (runs + e, -1.0)], 0.0)
+            budget_row += [(start + v, group.runs * c.value_bytes[v] / self.unit) for v in range(n)]
+            if limits.working:
+                residuals = np.flatnonzero(c.is_residual)
+                row = [(0, 1.0), *[(start + v, c.value_bytes[v] / self.unit) for v in residuals]]
+                self._require(row, float(c.value_bytes[residuals].sum()) / self.unit)
+        self._require([(i, -a) for i, a in budget_row], -limits.budget_bytes / self.unit)
+
+    def _there(self, start, n, runs, c, v):
+        yield start + v, 1.0
+        if self.limits.offload:
+            yield start + n + v, 1.0
+        if c.maker[v] >= 0:
+            yield runs + c.maker[v], 1.0
+
+    def _require(self, row, lower: float) -> None:
+        number = len(self.lower)
+        self.lower.append(lower)
+        for column, value in row:
+            self.rows.append(number)
+            self.columns.append(column)
+            self.data.append(value)
+
+    def minimum(self) -> Minimum | None:
+        rows = Rows(self.rows, self.columns, self.data, self.lower)
+        return minimise(
+            self.cost, rows, low=self.floor, high=self.upper, integral=self.integral, seconds=self.limits.seconds
+        )
+
+    def choices(self, x) -> tuple[Choice, ...]:
+        """What the solution says, without values that are kept although nothing reads them."""
+        found = []
+        for group, start in zip(self.groups, self.starts, strict=True):
+            n = len(group.candidates.values)
+            kept = set(np.flatnonzero(x[start : start + n] > 0.5).tolist())
+            away = set()
+            if self.limits.offload:
+                away = set(np.flatnonzero(x[start + n : start + 2 * n] > 0.5).tolist()) - kept
+            found.append(_used(group.candidates, kept, away))
+        return tuple(found)
+
+
+def _used(c: Candidates, kept: set[int], away: set[int]) -> Choice:
+    runs = c.recomputed(Choice(tuple(kept), tuple(away)))
+    used = set(np.flatnonzero(c.is_residual).tolist()) | {v for e in np.flatnonzero(runs) for v in c.reads[e]}
+    return Choice(tuple(sorted(kept & used)), tuple(sorted(away & used)))
