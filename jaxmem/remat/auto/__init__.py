@@ -1,8 +1,27 @@
 """Remat under a byte budget: capture what a block keeps, choose what it should keep, realise the choice."""
 
+from jaxmem.remat.auto._assign import Assignment as Assignment
+from jaxmem.remat.auto._assign import within_share as within_share
 from jaxmem.remat.auto._auto import Auto as Auto
 from jaxmem.remat.auto._auto import auto as auto
+from jaxmem.remat.auto._decision import Decision as Decision
+from jaxmem.remat.auto._decision import pose_call as pose_call
+from jaxmem.remat.auto._fit import fit as fit
+from jaxmem.remat.auto._rates import Rates as Rates
 from jaxmem.remat.auto._solution import Solution as Solution
 from jaxmem.remat.auto._solution import SolvedValue as SolvedValue
+from jaxmem.remat.auto._solution import describe as describe
 
-__all__ = ["Auto", "Solution", "SolvedValue", "auto"]
+__all__ = [
+    "Assignment",
+    "Auto",
+    "Decision",
+    "Rates",
+    "Solution",
+    "SolvedValue",
+    "auto",
+    "describe",
+    "fit",
+    "pose_call",
+    "within_share",
+]

@@ -16,8 +16,9 @@ def apply_choices(program: Program, problem: Problem, assignment: Assignment) ->
     """The program with its blocks realised; each keeps its names, scopes and source lines."""
 
     def wrap(fn, *, scanned, name):
-        if name not in assignment.choices:  # nothing differentiates it
-            return fn
+        if name not in assignment.choices:
+            # Nothing differentiated it when the problem was posed; a block that was not there is kept small.
+            return fn if name in problem.free else jax.checkpoint(fn, prevent_cse=not scanned)
         expected, choice = problem.groups[problem.group_of[name]].candidates, assignment.choices[name]
         if choice == expected.plain:
             return fn
@@ -47,6 +48,8 @@ def _alike(found: Candidates, expected: Candidates) -> bool:
 
 def _again(found: Candidates, expected: Candidates, choice: Choice) -> Choice:
     """A block that is differentiated by other inputs than was thought: as many bytes, chosen anew."""
-    size = max(expected.kept_bytes(choice), found.kept_bytes(found.least))
+    plain = max(1, expected.kept_bytes(expected.plain))
+    share = expected.kept_bytes(choice) / plain  # of fewer bytes where a batch came in shards
+    size = max(share * min(plain, found.kept_bytes(found.plain)), found.kept_bytes(found.least))
     solved = solve([Group(candidates=found)], Limits(budget_bytes=size, working=False), "seconds")
     return solved.choices[0] if solved else found.least

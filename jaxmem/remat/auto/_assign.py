@@ -86,6 +86,20 @@ def assign(
     return _assignment(problem, members, price, bound)
 
 
+def within(problem: Problem, size: float, *, objective: str, offload: bool, working: bool = True) -> Assignment | None:
+    """As `assign`; everything is kept where that stays within the budget, and nothing is cheaper."""
+    everything = plain(problem, objective=objective)
+    found = assign(problem, size, objective=objective, offload=offload, working=working)
+    fits = (everything.total_bytes if working else everything.kept_bytes) <= size
+    return everything if fits and (found is None or everything.price <= found.price) else found
+
+
+def within_share(problem: Problem, share: float, *, objective: str, offload: bool) -> Assignment:
+    """The cheapest choices that keep a share of the plain function's residuals; where there are none, the smallest."""
+    found = within(problem, share * problem.plain_bytes, objective=objective, offload=offload, working=False)
+    return found or smallest(problem, objective=objective)
+
+
 def smallest(problem: Problem, *, objective: str = "seconds") -> Assignment:
     """What keeps the least: of each block no more than its inputs."""
     choices = [group.candidates.least for group in problem.groups]

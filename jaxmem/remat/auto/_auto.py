@@ -2,17 +2,13 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
-
-import jax
-import numpy as np
 
 from jaxmem._units import format_bytes
 from jaxmem.budget import Budget, parse_budget
 from jaxmem.errors import BudgetInfeasible, ConfigError
-from jaxmem.remat.auto._apply import apply_choices
-from jaxmem.remat.auto._assign import Assignment, assign, plain, smallest
-from jaxmem.remat.auto._problem import Problem, pose, program_of
+from jaxmem.remat.auto._assign import Assignment, smallest, within, within_share
+from jaxmem.remat.auto._decision import Decision, pose_call
+from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.auto._solution import Solution, describe
 from jaxmem.targets import Target, resolve_target
@@ -29,44 +25,38 @@ class Auto:
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args, **kwargs):
-        flat = _Flat(self._fn, args, kwargs)
-        program = program_of(flat, flat.leaves)
-        problem = pose(program, self._rates)
-        assignment = self._assign(problem)
-        return flat.result(apply_choices(program, problem, assignment)(*flat.leaves))
+        return self.decide(*args, **kwargs).apply(self._fn)(*args, **kwargs)
 
-    def solve(self, *args, **kwargs) -> Solution:
-        """What the budget buys for these arguments, arrays or `jax.ShapeDtypeStruct`s.
+    def decide(self, *args, **kwargs) -> Decision:
+        """The choices for these arguments, arrays or `jax.ShapeDtypeStruct`s.
 
         Raises:
-          BudgetInfeasible: not even keeping nothing but the inputs of blocks stays within it.
+          BudgetInfeasible: not even keeping nothing but the inputs of blocks stays within the budget.
         """
-        flat = _Flat(self._fn, args, kwargs)
-        problem = pose(program_of(flat, flat.leaves), self._rates)
-        assignment = self._assign(problem)
-        more = self._more(problem, assignment)
-        return describe(problem, assignment, budget_bytes=self._budget.bytes, more=more)
+        problem = pose_call(self._fn, args, kwargs, self._rates)
+        return Decision(problem=problem, assignment=self._assign(problem))
+
+    def solve(self, *args, **kwargs) -> Solution:
+        """What `decide` chooses, readable."""
+        made = self.decide(*args, **kwargs)
+        more = self._more(made.problem, made.assignment)
+        return describe(made.problem, made.assignment, budget_bytes=self._budget.bytes, more=more)
 
     def _assign(self, problem: Problem, extra: int = 0) -> Assignment:
         options = {"objective": self._objective, "offload": self._offload}
         if self._budget.share is not None:
-            size, working = self._budget.share * problem.plain_bytes, False
-        else:
-            size, working = self._budget.bytes or 0, True
-        everything = plain(problem, objective=self._objective)
-        found = assign(problem, size + extra, working=working, **options)
-        if found is None:
-            least = smallest(problem, objective=self._objective)
-            if not working:
-                return least
-            raise BudgetInfeasible(
-                wanted=f"residuals and a working set within {format_bytes(int(size))}",
-                got=f"at least {format_bytes(least.total_bytes)}: {format_bytes(least.kept_bytes)} of what blocks are "
-                f"given and what is kept outside of them, and a working set of {format_bytes(least.working_bytes)}",
-                do="Allow more bytes, or cut the batch into micro-batches.",
-            )
-        needed = everything.kept_bytes if not working else everything.total_bytes
-        return everything if needed <= size + extra and everything.price <= found.price else found
+            return within_share(problem, self._budget.share, **options)
+        size = (self._budget.bytes or 0) + extra
+        found = within(problem, size, **options)
+        if found is not None:
+            return found
+        least = smallest(problem, objective=self._objective)
+        raise BudgetInfeasible(
+            wanted=f"residuals and a working set within {format_bytes(size)}",
+            got=f"at least {format_bytes(least.total_bytes)}: {format_bytes(least.kept_bytes)} of what blocks are "
+            f"given and what is kept outside of them, and a working set of {format_bytes(least.working_bytes)}",
+            do="Allow more bytes, or cut the batch into micro-batches.",
+        )
 
     def _more(self, problem: Problem, now: Assignment) -> float | None:
         if self._budget.bytes is None:
@@ -114,27 +104,3 @@ def auto(
         raise ConfigError(wanted='objective to be "seconds" or "flops"', got=repr(objective), do="Choose one of them.")
     rates = Rates.of(None if target is None else resolve_target(target))
     return Auto(fn, parse_budget(budget), rates, objective, offload)
-
-
-class _Flat:
-    """A call of a function as a function of its flat arrays."""
-
-    def __init__(self, fn: Callable, args: tuple, kwargs: dict):
-        leaves, self._tree = jax.tree.flatten((args, kwargs))
-        self._is_array = [
-            isinstance(x, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, float, int, complex))
-            for x in leaves
-        ]
-        self._all, self._fn = leaves, fn
-        self.leaves = [x for x, yes in zip(leaves, self._is_array, strict=True) if yes]
-
-    def __call__(self, *arrays) -> list:
-        given = iter(arrays)
-        leaves = [next(given) if yes else x for x, yes in zip(self._all, self._is_array, strict=True)]
-        args, kwargs = jax.tree.unflatten(self._tree, leaves)
-        outs, self._out_tree = jax.tree.flatten(self._fn(*args, **kwargs))
-        return outs
-
-    def result(self, outs: list) -> Any:
-        """The outputs as the function returns them."""
-        return jax.tree.unflatten(self._out_tree, outs)
