@@ -4,6 +4,7 @@ import functools
 import importlib.resources
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ from jaxmem.report._views import (
 
 _SCRIPTS = ("page", "theme", "tables", "buffers", "layers", "timeline", "map", "frontier", "main")
 _MOST_DATA = 3_000_000  # with plotly's 4.8 MB the page stays below 8 MB
+_WRAPPED = re.compile(
+    r'"use strict";\s*var Plotly=\(\(\)=>\{(?P<body>.*)return (?P<made>[\w$]+\(\));\}\)\(\);(?P<notices>.*)'
+    r"window\.Plotly = Plotly;",
+    re.DOTALL,
+)
 _MOST_CHANGES = 200
 _TOP = 8
 
@@ -166,8 +172,18 @@ def _asset(name: str):
     return Markup((importlib.resources.files("jaxmem.report") / "assets" / name).read_text(encoding="utf-8"))
 
 
+@functools.cache
 def _plotly():
+    """Plotly's script, to be run as a module.
+
+    Taken out of the functions that it is wrapped in, as a module keeps its names to itself anyway: a browser reads all
+    of a function before it runs it, and again for each error inside, by which plotly tries out what there is. In them
+    plotly takes twice as long to start. A script of another form is left as it is.
+    """
     from markupsafe import Markup
 
-    path = importlib.resources.files("plotly") / "package_data" / "plotly.min.js"
-    return Markup(path.read_text(encoding="utf-8"))
+    text = (importlib.resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    found = _WRAPPED.search(text)
+    if found:
+        text = f"{text[: text.find('*/') + 2]}{found['body']}window.Plotly={found['made']};{found['notices']}"
+    return Markup(text)

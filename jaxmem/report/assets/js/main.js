@@ -30,8 +30,9 @@
   addEventListener("load", () => {
     // Two frames: the first has been painted when the second begins.
     requestAnimationFrame(() => requestAnimationFrame(() => {
-      document.body.append(page.element("script", {}, page.one("plotly").textContent));
-      page.redraw();
+      addEventListener("plotly", page.redraw, { once: true });
+      const ends = '\n;dispatchEvent(new Event("plotly"));'; // a module in the page has no load event
+      document.body.append(page.element("script", { type: "module" }, page.one("plotly").textContent + ends));
     }));
   });
 })();
