@@ -50,7 +50,7 @@
       hovermode: "closest",
       margin: { l: 64, r: 48, t: 28, b: 48 },
       xaxis: { title: { text: field === "step_seconds" ? "step time, ms (estimate)" : "recomputed FLOPs" }, rangemode: "tozero", exponentformat: "SI" },
-      yaxis: { title: { text: "peak" }, ticksuffix: ` ${unit.name}`, range: [0, (1.12 * Math.max(top, near ? capacity : 0)) / unit.size] },
+      yaxis: { title: { text: "peak" }, automargin: true, ticksuffix: ` ${unit.name}`, range: [0, (1.12 * Math.max(top, near ? capacity : 0)) / unit.size] },
     });
     return Plotly.react(chart, traces, layout, page.config);
   }

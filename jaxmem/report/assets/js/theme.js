@@ -21,13 +21,13 @@
 
   page.layout = function (extra) {
     const [text, muted, line, surface] = ["--text", "--muted", "--line", "--surface"].map((name) => page.colour(name));
-    const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, tickcolor: line, automargin: true };
+    const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, tickcolor: line };
     const { xaxis, yaxis, ...rest } = extra;
     return {
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: muted, size: 12, family: getComputedStyle(document.body).fontFamily },
-      margin: { l: 64, r: 16, t: 24, b: 44 },
+      margin: { l: 76, r: 16, t: 24, b: 52 }, // wide enough for any: with automargin plotly draws all axes twice
       showlegend: false,
       ...(page.printing ? { width: 680 } : {}), // as wide as a sheet, whatever the window
       hoverlabel: { bgcolor: surface, bordercolor: muted, font: { color: text, size: 12 }, align: "left", namelength: -1 },
