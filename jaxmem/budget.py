@@ -20,12 +20,18 @@ class Budget:
     share: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.share:g}" if self.bytes is None else f"{self.bytes} B"
+        """As `parse_budget` reads it, in the largest unit that is exact."""
+        if self.bytes is None:
+            return repr(self.share)
+        for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+            if self.bytes and self.bytes % size == 0:
+                return f"{self.bytes // size}{unit}"
+        return f"{self.bytes}B"
 
 
-def is_auto(remat) -> bool:
+def is_auto(remat: str) -> bool:
     """Whether a remat setting is a budget, such as "auto:6GiB"."""
-    return isinstance(remat, str) and remat.startswith(PREFIX)
+    return remat.startswith(PREFIX)
 
 
 def parse_budget(budget: "int | float | str | Budget") -> Budget:

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmem.budget import PREFIX, Budget, is_auto, parse_budget
 from jaxmem.errors import ConfigError
 from jaxmem.loss_scale import DynamicLossScale, as_loss_scale
 from jaxmem.policy import Policy, as_policy, shortest
@@ -73,7 +74,9 @@ class MemoryConfig:
         micro-batch; "auto" chooses, and `step.report()` says what.
       remat: what each block keeps, a `Policy` or a preset's name: "none" (every residual), "full"
         (nothing inside a block), "dots" (outputs of matrix products), "dots_no_batch" (those without
-        batch dimensions), or one of MaxText's, such as "minimal", which go by names in the model.
+        batch dimensions), or one of MaxText's, such as "minimal", which go by names in the model. Or a budget, for
+        which what to keep is chosen value by value: "auto:6GiB" bounds the compiled peak of the whole step,
+        "auto:0.25" the residuals, as a share of what the plain step keeps.
       precision: compute dtype name, or a `Precision`. Master parameters keep their dtype; "float16" brings a dynamic
         loss scale.
       zero: reserved; only 0.
@@ -117,7 +120,9 @@ class MemoryConfig:
             object.__setattr__(self, "accumulator_dtype", self.precision.accumulator)
         if self.precision == Precision(compute=self.dtypes.compute):  # both spellings are one value
             object.__setattr__(self, "precision", self.dtypes.compute)
-        object.__setattr__(self, "remat", shortest(as_policy(self.remat)))  # likewise
+        budget = self.budget
+        setting = shortest(as_policy(self.remat)) if budget is None else f"{PREFIX}{budget}"
+        object.__setattr__(self, "remat", setting)  # likewise
         if self.gradient_reduction not in GRADIENT_REDUCTIONS:
             raise ConfigError(
                 wanted=f"gradient_reduction to be one of {', '.join(GRADIENT_REDUCTIONS)}",
@@ -145,8 +150,13 @@ class MemoryConfig:
 
     @property
     def policy(self) -> Policy:
-        """The remat setting written out."""
-        return as_policy(self.remat)
+        """The remat setting written out; under a budget that of what marks no blocks, "none"."""
+        return as_policy("none" if self.budget is not None else self.remat)
+
+    @property
+    def budget(self) -> Budget | None:
+        """What remat may keep, where the setting is a budget."""
+        return parse_budget(self.remat) if isinstance(self.remat, str) and is_auto(self.remat) else None
 
     def to_json(self) -> str:
         """One line of JSON with a version, from which `from_json` makes an equal config."""

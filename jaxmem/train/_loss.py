@@ -9,20 +9,29 @@ import jax.numpy as jnp
 from jaxmem import accumulate, precision, remat
 from jaxmem.config import Memory, MemoryConfig
 from jaxmem.errors import ConfigError, PrecisionWithoutEffect, WorkloadError
+from jaxmem.remat.auto import Decision
 from jaxmem.remat.blocks import at_blocks
 from jaxmem.workload import Workload, declares, path_string, select_paths
 
 
-def configured_loss(workload: Workload, config: MemoryConfig, frozen=None, *, checkpoint=remat.checkpoint_unchecked):
+def configured_loss(
+    workload: Workload,
+    config: MemoryConfig,
+    frozen=None,
+    *,
+    checkpoint=remat.checkpoint_unchecked,
+    decision: Decision | None = None,
+):
     """The loss as a step differentiates it, `(trainable, batch, *, rng, state)`, with the config applied.
 
     Args:
       frozen: the parameters that are not trained.
       checkpoint: what marks a block.
+      decision: what a budget was spent on; blocks are found, whether the loss marks them or not.
     """
     loss_fn, compute = workload.loss_fn, jnp.dtype(config.dtypes.compute)
     if declares(loss_fn, "memory"):
-        memory = Memory(remat=config.remat, compute_dtype=compute, checkpoint=checkpoint)
+        memory = Memory(remat=config.policy, compute_dtype=compute, checkpoint=checkpoint)
         loss_fn = functools.partial(loss_fn, memory=memory)
     else:
         if compute != jnp.float32:
@@ -35,7 +44,7 @@ def configured_loss(workload: Workload, config: MemoryConfig, frozen=None, *, ch
         keywords = {k: v for k, v in keywords.items() if declares(loss_fn, k)}
         return loss_fn(merge(trainable, frozen), batch, **keywords)
 
-    return loss
+    return loss if decision is None else decision.apply(loss)
 
 
 def partition(params, selection):

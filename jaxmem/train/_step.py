@@ -13,7 +13,9 @@ from jaxmem._scopes import OPTIMIZER_SCOPE
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, RematWarning, WorkloadError
 from jaxmem.policy import Policy
+from jaxmem.remat.auto import Decision
 from jaxmem.targets import Target, compile_lowered, on_target, place, resolve_target
+from jaxmem.train._budget import decide, fit_step
 from jaxmem.train._layout import Layout, sharding_of
 from jaxmem.train._loss import check_precision, check_widths, configured_loss, merge, partition, state_reductions
 from jaxmem.train._reduction import Reduction, choose_reduction
@@ -44,7 +46,10 @@ def make_train_step(
       target: name of the chip that `step.lower()`, `.compile()` and `.report()` are for, such as "tpu-v5e:1x1"; None
         for the machine's own. Running the step always means this machine.
 
+    Under a budget (`remat="auto:6GiB"`) the step is compiled for its target a few times before this returns.
+
     Raises:
+      BudgetInfeasible: no choice of residuals keeps the peak within the budget.
       ConfigError: for what this version does not act on. When the step is traced, RematWithoutEffect: a remat
         setting for a loss that declares no `memory` and has nothing that repeats.
 
@@ -66,14 +71,23 @@ def make_train_step(
     if not isinstance(config, MemoryConfig):
         raise ConfigError(wanted="a jaxmem.MemoryConfig", got=repr(config), do="Pass MemoryConfig(...).")
     check_widths(config)
-    return TrainStep(workload, config, target, mesh)
+    step = TrainStep(workload, config, target, mesh)
+    return step if config.budget is None else step.with_decision(decide(step, config.budget, resolve_target(target)))
 
 
 class TrainStep:
     """`step(state, batch) -> (state, metrics)`, jitted, with `state` donated; made by `make_train_step`."""
 
-    def __init__(self, workload: Workload, config: MemoryConfig, target: str | Target | None, mesh: Any = None):
+    def __init__(
+        self,
+        workload: Workload,
+        config: MemoryConfig,
+        target: str | Target | None,
+        mesh: Any = None,
+        decision: Decision | None = None,
+    ):
         self.workload, self.config, self.target, self.mesh = workload, config, target, mesh
+        self.decision = decision  # what a remat budget was spent on
         self._layout = Layout.of(workload, mesh)
         self._examination = self._reduction = None
         self.added: accumulate.Added | None = None  # how gradients are added up, once the step has been traced
@@ -148,6 +162,41 @@ class TrainStep:
 
         return analyze(self, target=self.target)
 
+    def solution(self) -> remat.Solution:
+        """What a remat budget was spent on, value by value.
+
+        Raises:
+          ConfigError: the step has no budget.
+        """
+        if self.decision is None:
+            raise ConfigError(
+                wanted="a step under a remat budget",
+                got=f"remat={self.config.remat!r}",
+                do='Make it with MemoryConfig(remat="auto:6GiB"), or by remat.fit_budget.',
+            )
+        return self.decision.solution()
+
+    def fit_budget(
+        self,
+        budget_peak_bytes: int,
+        target: str | Target | None = None,
+        *,
+        offload: bool = False,
+        max_compiles: int = 6,
+    ) -> "TrainStep":
+        """As `remat.fit_budget`."""
+        plain = self.with_decision(None)
+        resolved = resolve_target(self.target if target is None else target)
+        limits = {"offload": offload, "max_compiles": max_compiles}
+        fitted = self.with_decision(fit_step(plain, budget_peak_bytes, resolved, **limits))
+        fitted.target = self.target if target is None else target
+        return fitted
+
+    def with_decision(self, decision: Decision | None) -> "TrainStep":
+        """This step with residuals kept as was decided; None: all of them."""
+        config = self.config if self.config.budget is not None else dataclasses.replace(self.config, remat="none")
+        return TrainStep(self.workload, config, self.target, self.mesh, decision)
+
     def update(self, model: Any, state: TrainState) -> None:
         """Writes the parameters and state of a workload made by `from_nnx` back to an nnx model, copied."""
         from flax import nnx
@@ -216,6 +265,10 @@ class TrainStep:
             return state, batch
         state = jax.tree.map(_with_sharding, state, self._layout.state(state))
         return state, jax.tree.map(_with_sharding, batch, self._layout.batch(batch))
+
+    def entered(self):
+        """The step's mesh, for tracing what is part of it."""
+        return self._layout.entered()
 
     # -- tracing ---------------------------------------------------------------------------------
 
@@ -308,13 +361,15 @@ class TrainStep:
 
     def loss(self, frozen=None, *, checkpoint=remat.checkpoint_unchecked):
         """`configured_loss` of this step's workload and config."""
-        return configured_loss(self.workload, self.config, frozen, checkpoint=checkpoint)
+        return configured_loss(self.workload, self.config, frozen, checkpoint=checkpoint, decision=self.decision)
 
     def _with_remat(self, remat: str | Policy | None) -> "TrainStep":
         """This step under another setting."""
         if remat is None or remat == self.config.remat:
             return self
-        return TrainStep(self.workload, dataclasses.replace(self.config, remat=remat), self.target, self.mesh)
+        return make_train_step(
+            self.workload, dataclasses.replace(self.config, remat=remat), mesh=self.mesh, target=self.target
+        )
 
     def _check_remat(self) -> None:
         """Names that match nothing raise; a setting that saves nothing warns. Once a trace, not once a step."""

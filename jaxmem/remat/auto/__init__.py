@@ -6,7 +6,9 @@ from jaxmem.remat.auto._auto import Auto as Auto
 from jaxmem.remat.auto._auto import auto as auto
 from jaxmem.remat.auto._decision import Decision as Decision
 from jaxmem.remat.auto._decision import pose_call as pose_call
+from jaxmem.remat.auto._fit import Measured as Measured
 from jaxmem.remat.auto._fit import fit as fit
+from jaxmem.remat.auto._problem import Problem as Problem
 from jaxmem.remat.auto._rates import Rates as Rates
 from jaxmem.remat.auto._solution import Solution as Solution
 from jaxmem.remat.auto._solution import SolvedValue as SolvedValue
@@ -16,6 +18,8 @@ __all__ = [
     "Assignment",
     "Auto",
     "Decision",
+    "Measured",
+    "Problem",
     "Rates",
     "Solution",
     "SolvedValue",

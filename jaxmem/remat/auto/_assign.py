@@ -86,7 +86,9 @@ def assign(
     return _assignment(problem, members, price, bound)
 
 
-def within(problem: Problem, size: float, *, objective: str, offload: bool, working: bool = True) -> Assignment | None:
+def within(
+    problem: Problem, size: float, *, objective: str = "seconds", offload: bool = False, working: bool = True
+) -> Assignment | None:
     """As `assign`; everything is kept where that stays within the budget, and nothing is cheaper."""
     everything = plain(problem, objective=objective)
     found = assign(problem, size, objective=objective, offload=offload, working=working)
@@ -94,7 +96,7 @@ def within(problem: Problem, size: float, *, objective: str, offload: bool, work
     return everything if fits and (found is None or everything.price <= found.price) else found
 
 
-def within_share(problem: Problem, share: float, *, objective: str, offload: bool) -> Assignment:
+def within_share(problem: Problem, share: float, *, objective: str = "seconds", offload: bool = False) -> Assignment:
     """The cheapest choices that keep a share of the plain function's residuals; where there are none, the smallest."""
     found = within(problem, share * problem.plain_bytes, objective=objective, offload=offload, working=False)
     return found or smallest(problem, objective=objective)

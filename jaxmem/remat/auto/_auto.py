@@ -10,7 +10,7 @@ from jaxmem.remat.auto._assign import Assignment, smallest, within, within_share
 from jaxmem.remat.auto._decision import Decision, pose_call
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._rates import Rates
-from jaxmem.remat.auto._solution import Solution, describe
+from jaxmem.remat.auto._solution import Solution
 from jaxmem.targets import Target, resolve_target
 
 OBJECTIVES = ("seconds", "flops")
@@ -40,7 +40,7 @@ class Auto:
         """What `decide` chooses, readable."""
         made = self.decide(*args, **kwargs)
         more = self._more(made.problem, made.assignment)
-        return describe(made.problem, made.assignment, budget_bytes=self._budget.bytes, more=more)
+        return made.solution(budget_bytes=self._budget.bytes, more=more)
 
     def _assign(self, problem: Problem, extra: int = 0) -> Assignment:
         options = {"objective": self._objective, "offload": self._offload}

@@ -11,6 +11,7 @@ from jaxmem.remat.auto._apply import apply_choices
 from jaxmem.remat.auto._assign import Assignment
 from jaxmem.remat.auto._problem import Problem, pose, program_of
 from jaxmem.remat.auto._rates import Rates
+from jaxmem.remat.auto._solution import Solution, describe
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, bool, int, float, complex)
 
@@ -30,6 +31,12 @@ class Decision:
     assignment: Assignment
     peak_bytes: int | None = None
     compiles: int = 0
+
+    def solution(self, *, budget_bytes: int | None = None, more: float | None = None) -> Solution:
+        """What was decided, readable."""
+        promise = "modelled" if self.peak_bytes is None else "compiled"
+        made = describe(self.problem, self.assignment, budget_bytes=budget_bytes, more=more)
+        return dataclasses.replace(made, promise=promise)
 
     def apply(self, fn: Callable) -> Callable:
         """The function that was posed, or one with the same blocks, with the choices realised."""

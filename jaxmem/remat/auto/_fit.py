@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from jaxmem._units import format_bytes
 from jaxmem.errors import BudgetInfeasible
-from jaxmem.remat.auto._assign import Assignment, assign, plain, smallest
+from jaxmem.remat.auto._assign import Assignment, assign, plain, smallest, within
 from jaxmem.remat.auto._problem import Problem
 
 MAX_COMPILES = 6
@@ -14,11 +14,27 @@ _STEP = 0.004  # of the budget: how far to go on where a solution is known alrea
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a compiler made of a choice.
+
+    Args:
+      peak_bytes: of the program.
+      seconds: of a step, by the compiler's own estimate; None where it makes none.
+      fresh: whether this took a compile.
+    """
+
+    peak_bytes: int
+    seconds: float | None = None
+    fresh: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
     """One choice and what the compiler made of it."""
 
     assignment: Assignment
     peak_bytes: int
+    seconds: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +55,7 @@ class Fitted:
 def fit(
     problem: Problem,
     budget_bytes: int,
-    measure: Callable[[Assignment], tuple[int, bool]],
+    measure: Callable[[Assignment], Measured],
     *,
     objective: str = "seconds",
     offload: bool = False,
@@ -52,7 +68,7 @@ def fit(
     Args:
       problem: the blocks.
       budget_bytes: for the compiled peak.
-      measure: compiles a choice: (peak bytes, whether that took a compile).
+      measure: compiles a choice.
       objective, offload: as of `auto`.
       start_bytes: what the program needs besides, as far as it is known: its arguments.
       max_compiles: at most so many.
@@ -64,27 +80,20 @@ def fit(
     trials = list(earlier)
     compiles = 0
 
-    def solve(room: float) -> Assignment | None:
-        everything = plain(problem, objective=objective)
-        found = assign(problem, room, objective=objective, offload=offload)
-        if everything.total_bytes <= room and (found is None or everything.price <= found.price):
-            return everything
-        return found
-
     def known(assignment: Assignment) -> Trial | None:
         return next((t for t in trials if t.assignment.choices == assignment.choices), None)
 
     def attempt(assignment: Assignment) -> Trial:
         nonlocal compiles
-        peak, fresh = measure(assignment)
-        compiles += fresh
-        trials.append(Trial(assignment=assignment, peak_bytes=peak))
+        found = measure(assignment)
+        compiles += found.fresh
+        trials.append(Trial(assignment=assignment, peak_bytes=found.peak_bytes, seconds=found.seconds))
         return trials[-1]
 
     least = smallest(problem, objective=objective)
     room = _corrected(trials, budget_bytes) if trials else float(budget_bytes - start_bytes)
     for _ in range(4 * max_compiles):  # most of them end at a choice that is known
-        proposal = solve(room) or least
+        proposal = within(problem, room, objective=objective, offload=offload) or least
         trial = known(proposal)
         if trial is None:
             if compiles == max_compiles:

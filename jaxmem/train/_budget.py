@@ -1,0 +1,107 @@
+"""A remat budget of a whole step: posed on its loss, spent by the compiled peak."""
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import jax
+
+from jaxmem import accumulate
+from jaxmem.budget import Budget
+from jaxmem.objective import LossOutput
+from jaxmem.remat.auto import Assignment, Decision, Measured, Problem, Rates, fit, pose_call, within_share
+from jaxmem.targets import Target, on_target
+from jaxmem.train._loss import partition
+from jaxmem.train._peaks import Peaks, versions
+
+if TYPE_CHECKING:
+    from jaxmem.train._step import TrainStep
+
+
+def pose_step(step: "TrainStep", target: Target) -> Problem:
+    """The blocks of the loss of one micro-batch of a step that has no remat, differentiated as the step does."""
+    batch = jax.eval_shape(
+        lambda batch: accumulate.micro_batch(
+            batch, index=0, num_micro_batches=step.config.accumulation_steps, batch_axes=step.workload.batch_axes
+        ),
+        step.abstract_batch(),
+    )
+    state = step.abstract_state()
+    trainable, frozen = partition(state.params, step.workload.trainable)
+
+    def loss(trainable, frozen, batch, rng, state):
+        output = step.loss(frozen)(trainable, batch, rng=rng, state=state)
+        return output if not isinstance(output, LossOutput) else (output.objective, output.metrics, output.state)
+
+    with on_target(target), step.entered():
+        return pose_call(loss, (trainable, frozen, batch, state.rng, state.state), {}, Rates.of(target), argnums=(0,))
+
+
+def decide(step: "TrainStep", budget: Budget, target: Target) -> Decision:
+    """What a budget buys for a step: a share of its residuals by the model, bytes by the compiled peak.
+
+    Args:
+      step: without remat.
+      budget: what was asked for.
+      target: what is compiled for.
+
+    Raises:
+      BudgetInfeasible: naming the smallest peak reached.
+    """
+    if budget.share is not None:
+        problem = pose_step(step, target)
+        return Decision(problem=problem, assignment=within_share(problem, budget.share))
+    return fit_step(step, budget.bytes or 0, target)
+
+
+def fit_step(
+    step: "TrainStep",
+    budget_peak_bytes: int,
+    target: Target,
+    *,
+    objective: str = "seconds",
+    offload: bool = False,
+    max_compiles: int = 6,
+) -> Decision:
+    """As `remat.fit_budget`, for a step without remat."""
+    from jaxmem.train._analysis import analyze  # which knows steps
+
+    problem = pose_step(step, target)
+    peaks = Peaks.on_disk()
+
+    def measure(assignment: Assignment) -> Measured:
+        chosen = step.with_decision(Decision(problem=problem, assignment=assignment))
+        key = _content(chosen, target)
+        found = peaks.get(key)
+        if found is not None:
+            return Measured(**found, fresh=False)
+        report = analyze(chosen, target=target)
+        found = {"peak_bytes": report.peak_bytes, "seconds": report.step_seconds}
+        peaks.put(key, found)
+        return Measured(**found, fresh=True)
+
+    arguments = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(step.abstract_arguments()))
+    fitted = fit(
+        problem,
+        budget_peak_bytes,
+        measure,
+        objective=objective,
+        offload=offload,
+        start_bytes=arguments // target.device_count,
+        max_compiles=max_compiles,
+    )
+    return Decision(
+        problem=problem,
+        assignment=fitted.best.assignment,
+        peak_bytes=fitted.best.peak_bytes,
+        compiles=fitted.compiles,
+    )
+
+
+def _content(step: "TrainStep", target: Target) -> str:
+    """What a compiled peak depends on, as one word."""
+    traced, target, _ = step.trace_for(target)
+    with on_target(target):
+        program = traced.lower().as_text()
+    options = sorted({**dict(target.compiler_options), **dict(step.workload.compiler_options or {})}.items())
+    said = (program, target.name, target.topology, options, versions())
+    return hashlib.sha256(repr(said).encode()).hexdigest()
