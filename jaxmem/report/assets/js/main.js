@@ -28,8 +28,8 @@
   which?.addEventListener("change", page.choose);
   page.choose();
   addEventListener("load", () => {
-    // Two frames: the first has been painted when the second begins.
-    requestAnimationFrame(() => requestAnimationFrame(() => {
+    // A task that is asked for when a frame begins is done once that is painted; the next frame may be long in coming.
+    requestAnimationFrame(() => setTimeout(() => {
       addEventListener("plotly", page.redraw, { once: true });
       const ends = '\n;dispatchEvent(new Event("plotly"));'; // a module in the page has no load event
       document.body.append(page.element("script", { type: "module" }, page.one("plotly").textContent + ends));
