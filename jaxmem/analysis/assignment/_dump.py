@@ -18,6 +18,8 @@ from jaxmem.analysis.hlo._parse import Module, parse_hlo
 _BUFFERS = "after_optimizations-buffer-assignment.txt"
 _TEXT = "after_optimizations.txt"
 _RANGES = "after_optimizations-live-range.txt"
+_NAME = re.compile(r"^\s+(?:ROOT )?%(\S+) = ", re.MULTILINE)
+_SCHEDULED = re.compile(r"^    \d+:(\S+)$", re.MULTILINE)
 _FLAG = re.compile(r"--xla_dump_to=(\"[^\"]*\"|'[^']*'|\S+)")
 
 
@@ -55,13 +57,18 @@ class BufferDump:
         """The optimised HLO as the compiler dumped it, or None where only the compiled program can tell.
 
         On a GPU it is what the program says of itself, which has to make all of its HLO anew for that: seconds for a
-        large one. A TPU's lacks what is found out later, as its cycles.
+        large one. A TPU's lacks what is found out later, as its cycles, and one whose schedule has other names than its
+        text (JAX 0.12) is not of the finished program.
         """
         if self.platform != "gpu" or not self._own:
             return None
         new = self._files() - self._before
-        text = _text_of(new.pop()) if len(new) == 1 else None
-        return text.read_text() if text is not None and text.exists() else None
+        found = new.pop() if len(new) == 1 else None
+        if found is None or not _text_of(found).exists() or not _ranges_of(found).exists():
+            return None
+        text = _text_of(found).read_text()
+        named = set(_NAME.findall(text))
+        return text if named.issuperset(_SCHEDULED.findall(_ranges_of(found).read_text())) else None
 
     def of(self, compiled: Any, hlo: str | Module | None) -> Assignment | None:
         """The assignment of what was compiled within; `hlo` is its text, or parsed. None where nothing tells."""

@@ -108,7 +108,7 @@ class Kinds:
 
     def parameter_path(self, shape: tuple[int, ...], layer: str) -> str:
         """The parameter that a gradient of this shape in this layer belongs to; empty where several fit."""
-        paths = self.paths.get(shape, ())
+        paths = self.paths.get(shape, [])
         holding = [self._holding(shape, name) for name in layer.split("/") if name]
         for first in range(len(holding)):
             fitting = frozenset.intersection(*holding[first:])
