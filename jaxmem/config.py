@@ -154,6 +154,11 @@ class MemoryConfig:
         return as_policy("none" if self.budget is not None else self.remat)
 
     @property
+    def recomputes(self) -> bool:
+        """Whether remat is asked for."""
+        return self.budget is not None or not self.policy.keeps_everything
+
+    @property
     def budget(self) -> Budget | None:
         """What remat may keep, where the setting is a budget."""
         return parse_budget(self.remat) if isinstance(self.remat, str) and is_auto(self.remat) else None

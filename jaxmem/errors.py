@@ -74,7 +74,7 @@ class RematWithoutEffect(InputError):
     """A remat setting that changes nothing: the residuals are those of the plain step."""
 
 
-class BudgetInfeasible(InputError):
+class BudgetInfeasible(JaxmemError):
     """No choice of residuals stays within a budget; says what the smallest needs."""
 
 

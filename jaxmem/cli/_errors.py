@@ -6,7 +6,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 
-from jaxmem.errors import DoesNotFitError, JaxmemError
+from jaxmem.errors import BudgetInfeasible, DoesNotFitError, JaxmemError
 
 DONE, DOES_NOT_FIT, BAD_INPUT, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
 LONGEST_MESSAGE = 1200  # characters; an XLA error may run to tens of thousands
@@ -30,7 +30,7 @@ def explain(error: BaseException) -> Problem:
     """
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":  # click's name for Ctrl-C
         return Problem(exit_code=INTERRUPTED, text="jaxmem: stopped by Ctrl-C")
-    if isinstance(error, DoesNotFitError):
+    if isinstance(error, (DoesNotFitError, BudgetInfeasible)):
         return Problem(exit_code=DOES_NOT_FIT, text=f"jaxmem: does not fit: {paragraph(str(error))}")
     if isinstance(error, JaxmemError):
         return Problem(exit_code=BAD_INPUT, text=f"jaxmem: error: {paragraph(str(error))}")

@@ -51,7 +51,12 @@ PrecisionName = Annotated[
 ]
 Remat = Annotated[
     str | None,
-    typer.Option("--remat", metavar="PRESET", help=f"One of {', '.join(PRESETS)}.", show_default=False),
+    typer.Option(
+        "--remat",
+        metavar="PRESET",
+        help=f"One of {', '.join(PRESETS)}; or a budget: auto:6GiB for the whole step, auto:0.25 of its residuals.",
+        show_default=False,
+    ),
 ]
 JsonOut = Annotated[
     str | None,

@@ -46,7 +46,8 @@ def compare(
         typer.Option(
             "--remat",
             metavar="LIST",
-            help=f"Presets, separated by commas, in the order of the rows; of {', '.join(PRESETS)}.",
+            help=f"Presets, separated by commas, in the order of the rows; of {', '.join(PRESETS)}. Budgets too: "
+            "auto:6GiB bounds the compiled peak, auto:0.25 the share of residuals that is kept.",
         ),
     ] = DEFAULT_PRESETS,
     config: ConfigFile = None,
@@ -124,7 +125,7 @@ def _verify(workload, variants, comparison, target, stage) -> dict[str, "Verific
     from jaxmem.train import Verifier, make_train_step
 
     verifier = Verifier(target=target, progress=stage)
-    steps = {name: make_train_step(workload, config) for name, config in variants.items()}
+    steps = {name: make_train_step(workload, config, target=target) for name, config in variants.items()}
     for name, step in steps.items():
         verifier.remember(step, comparison[name])
     return {name: verifier.check(step, name=name) for name, step in steps.items()}

@@ -14,13 +14,19 @@ from jaxmem.remat._residuals import ResidualTable as ResidualTable
 from jaxmem.remat._residuals import residual_bytes as residual_bytes
 from jaxmem.remat._residuals import residuals as residuals
 from jaxmem.remat.auto import Auto as Auto
+from jaxmem.remat.auto import Frontier as Frontier
+from jaxmem.remat.auto import FrontierPoint as FrontierPoint
 from jaxmem.remat.auto import Solution as Solution
 from jaxmem.remat.auto import SolvedValue as SolvedValue
 from jaxmem.remat.auto import auto as auto
+from jaxmem.remat.auto import fit_budget as fit_budget
+from jaxmem.remat.auto import frontier as frontier
 
 __all__ = [
     "Auto",
     "Examination",
+    "Frontier",
+    "FrontierPoint",
     "NestedScanBytes",
     "Policy",
     "Residual",
@@ -31,6 +37,8 @@ __all__ = [
     "checkpoint",
     "checkpoint_unchecked",
     "examine",
+    "fit_budget",
+    "frontier",
     "nested_scan",
     "nested_scan_bytes",
     "preset",

@@ -35,7 +35,7 @@ _KIND_OF = kinds_by_path(
 
 @analyze.register
 def _(workload: Workload, config: MemoryConfig | None = None, *, target: str | Target | None = None) -> MemoryReport:
-    return analyze(make_train_step(workload, config), target=target)
+    return analyze(make_train_step(workload, config, target=target), target=target)
 
 
 @analyze.register
@@ -52,7 +52,7 @@ def _(config: MemoryConfig, *args, name: str, target: Target) -> Program:
             got=f"{', '.join(type(arg).__name__ for arg in args) or 'no argument'} beside a MemoryConfig",
             do="Pass the Workload as the only argument after the configs.",
         )
-    return _program(make_train_step(args[0], config), name, target)
+    return _program(make_train_step(args[0], config, target=target), name, target)
 
 
 @as_program.register
@@ -72,6 +72,8 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
         notes = (*notes, str(step.added))
     if policy.offload and target.platform == "cpu":
         notes = (*notes, _NOT_EVIDENCED)
+    if step.decision is not None and step.config.budget is not None:
+        notes = (*notes, str(step.solution()).splitlines()[-1])
     if _sums_narrowly(step.config):
         notes = (*notes, _NARROW_SUMS.format(step.config.accumulation_steps, step.config.dtypes.accumulator))
 
@@ -87,8 +89,9 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
         name=name,
         compiler_options=step.workload.compiler_options,
         saved_residual_bytes=step.residual_bytes,
-        plain_residual_bytes=plain_residual_bytes,
-        remat=str(policy),
+        # A budget may be enough to keep everything.
+        plain_residual_bytes=None if step.config.budget is not None else plain_residual_bytes,
+        remat=str(policy if step.config.budget is None else step.config.remat),
         gradients=_gradient_shapes(step),
         shards=step.reduction().shards,
         gradient_reduction=step.reduction().kind if step.reduction().shards > 1 else None,

@@ -52,7 +52,9 @@ def run_step(step: TrainStep, batch: Any, given: TrainState | None, rng: Any, li
     keeping = dataclasses.replace(step.workload, optimizer=_keep_gradients(), batch=batch)
     # Gradients are kept as they come, not as optimizer state is stored.
     dtypes = dataclasses.replace(step.config.dtypes, optimizer=None)
-    kept = make_train_step(keeping, dataclasses.replace(step.config, precision=dtypes), mesh=step.mesh)
+    remat = step.config.remat if step.decision is None else "none"
+    kept = make_train_step(keeping, dataclasses.replace(step.config, precision=dtypes, remat=remat), mesh=step.mesh)
+    kept = kept if step.decision is None else kept.with_decision(step.decision)
     shapes = jax.tree.leaves(kept.abstract_state())
     # Parameters and gradients, that is; known before anything is compiled.
     _check_room(sum(leaf.size * leaf.dtype.itemsize for leaf in shapes), limit_bytes)

@@ -185,17 +185,16 @@ class TrainStep:
         max_compiles: int = 6,
     ) -> "TrainStep":
         """As `remat.fit_budget`."""
-        plain = self.with_decision(None)
-        resolved = resolve_target(self.target if target is None else target)
+        target = self.target if target is None else target
+        plain = TrainStep(self.workload, dataclasses.replace(self.config, remat="none"), target, self.mesh)
         limits = {"offload": offload, "max_compiles": max_compiles}
-        fitted = self.with_decision(fit_step(plain, budget_peak_bytes, resolved, **limits))
-        fitted.target = self.target if target is None else target
-        return fitted
+        decision = fit_step(plain, budget_peak_bytes, resolve_target(target), **limits)
+        config = dataclasses.replace(self.config, remat=f"auto:{budget_peak_bytes}B")
+        return TrainStep(self.workload, config, target, self.mesh, decision)
 
-    def with_decision(self, decision: Decision | None) -> "TrainStep":
-        """This step with residuals kept as was decided; None: all of them."""
-        config = self.config if self.config.budget is not None else dataclasses.replace(self.config, remat="none")
-        return TrainStep(self.workload, config, self.target, self.mesh, decision)
+    def with_decision(self, decision: Decision) -> "TrainStep":
+        """This step with residuals kept as was decided; its own remat setting must be none or a budget."""
+        return TrainStep(self.workload, self.config, self.target, self.mesh, decision)
 
     def update(self, model: Any, state: TrainState) -> None:
         """Writes the parameters and state of a workload made by `from_nnx` back to an nnx model, copied."""

@@ -138,7 +138,7 @@ class Verifier:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RematWarning)  # its facts are what is verified
             fields, checks, notes = self._gradients(step, reference)
-            if reference is not None or not step.config.policy.keeps_everything:
+            if reference is not None or step.config.recomputes:
                 plain = reference or _with(step, remat="none")
                 found, promised = self._bytes(step, plain, name)
                 fields, checks = {**fields, **found}, [*checks, *promised]
@@ -258,7 +258,7 @@ class Verifier:
             "recompute_flops": after.recompute_flops,
         }
         checks = []
-        if not step.config.policy.keeps_everything:
+        if step.config.recomputes:
             checks = [promises.residuals(before, after), promises.temps(before, after), promises.recompute(after)]
         if step.config.policy.offload:
             checks.append(promises.host(before, after))

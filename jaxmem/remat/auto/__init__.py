@@ -8,6 +8,10 @@ from jaxmem.remat.auto._decision import Decision as Decision
 from jaxmem.remat.auto._decision import pose_call as pose_call
 from jaxmem.remat.auto._fit import Measured as Measured
 from jaxmem.remat.auto._fit import fit as fit
+from jaxmem.remat.auto._fit import fit_budget as fit_budget
+from jaxmem.remat.auto._frontier import Frontier as Frontier
+from jaxmem.remat.auto._frontier import FrontierPoint as FrontierPoint
+from jaxmem.remat.auto._frontier import frontier as frontier
 from jaxmem.remat.auto._problem import Problem as Problem
 from jaxmem.remat.auto._rates import Rates as Rates
 from jaxmem.remat.auto._solution import Solution as Solution
@@ -18,6 +22,8 @@ __all__ = [
     "Assignment",
     "Auto",
     "Decision",
+    "Frontier",
+    "FrontierPoint",
     "Measured",
     "Problem",
     "Rates",
@@ -26,6 +32,8 @@ __all__ = [
     "auto",
     "describe",
     "fit",
+    "fit_budget",
+    "frontier",
     "pose_call",
     "within_share",
 ]

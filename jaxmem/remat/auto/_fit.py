@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxmem._units import format_bytes
 from jaxmem.errors import BudgetInfeasible
@@ -123,6 +124,42 @@ def fit(
         )
     best = min(fitting, key=lambda t: (t.assignment.price, t.peak_bytes))
     return Fitted(best=best, trials=tuple(trials), compiles=compiles)
+
+
+def fit_budget(
+    step: Any,
+    budget_peak_bytes: int,
+    target: Any = None,
+    *,
+    offload: bool = False,
+    max_compiles: int = MAX_COMPILES,
+) -> Any:
+    """A training step whose compiled peak is at most a budget, at the lowest price that was found.
+
+    Args:
+      step: of `jaxmem.make_train_step`; its own remat setting is replaced.
+      budget_peak_bytes: per device, for the peak of the whole step as the target's compiler reports it.
+      target: what to compile for; the step's own where None.
+      offload: whether values may wait in host memory.
+      max_compiles: of the target's compiler. Peaks are remembered on disk by the program's content, in
+        JAXMEM_CACHE_DIR or the user's cache folder.
+
+    Returns:
+      The step, with `decision.peak_bytes`, `decision.compiles` and `solution()`.
+
+    Raises:
+      BudgetInfeasible: naming the smallest peak reached.
+
+    >>> import jax, jax.numpy as jnp, optax
+    >>> from jaxmem import Workload, make_train_step
+    >>> def loss(weights, x):
+    ...     return jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(jnp.tanh(x) @ w), None), x, weights)[0])
+    >>> shapes = jax.ShapeDtypeStruct((8, 64, 64), "float32"), jax.ShapeDtypeStruct((512, 64), "float32")
+    >>> step = fit_budget(make_train_step(Workload(loss, *shapes, optax.sgd(0.1))), 2_500_000, "cpu")
+    >>> step.report().peak_bytes <= 2_500_000
+    True
+    """
+    return step.fit_budget(budget_peak_bytes, target, offload=offload, max_compiles=max_compiles)
 
 
 def _corrected(trials: list[Trial], budget_bytes: int) -> float:

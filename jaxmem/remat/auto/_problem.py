@@ -44,19 +44,21 @@ class Program:
 
     def kept_bytes(self, fn: Callable[..., list]) -> int:
         """Bytes that differentiating `fn`, this function or what `apply` made of it, keeps."""
-        avals = [v.aval for v in self.closed.jaxpr.invars]
-        given = [
-            jax.ShapeDtypeStruct(a.shape, a.dtype) for a, yes in zip(avals, self.differentiated, strict=True) if yes
-        ]
+        given, rest = self.split()
+        return sum(
+            num_bytes(v.aval) for v in kept_values(lambda g, r: fn(*self.joined(g, r)), given, rest, argnums=0)[1]
+        )
 
-        def of(given, rest):
-            given, rest = iter(given), iter(rest)
-            return fn(*[next(given) if yes else next(rest) for yes in self.differentiated])
+    def split(self) -> tuple[list, list]:
+        """Shapes of the inputs that may get a gradient, and of the others."""
+        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.closed.jaxpr.invars]
+        pairs = list(zip(shapes, self.differentiated, strict=True))
+        return [shape for shape, yes in pairs if yes], [shape for shape, yes in pairs if not yes]
 
-        rest = [
-            jax.ShapeDtypeStruct(a.shape, a.dtype) for a, y in zip(avals, self.differentiated, strict=True) if not y
-        ]
-        return sum(num_bytes(v.aval) for v in kept_values(of, given, rest, argnums=0)[1])
+    def joined(self, given, rest) -> list:
+        """The inputs that `split` took apart."""
+        given, rest = iter(given), iter(rest)
+        return [next(given) if yes else next(rest) for yes in self.differentiated]
 
 
 WHOLE = "whole"

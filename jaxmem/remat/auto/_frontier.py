@@ -1,0 +1,156 @@
+"""`frontier`: what every budget would buy, with a bound, beside JAX's own policies."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxmem._units import format_bytes, format_flops, format_seconds
+from jaxmem.remat._checkpoint import checkpoint_unchecked
+from jaxmem.remat.auto._assign import Assignment, smallest, within
+from jaxmem.remat.auto._costs import jaxpr_flops
+from jaxmem.remat.auto._decision import Call
+from jaxmem.remat.auto._problem import Program, pose, program_of
+from jaxmem.remat.auto._rates import Rates
+from jaxmem.targets import Target, resolve_target
+
+_POLICIES = ("full", "dots_no_batch", "dots", "none")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrontierPoint:
+    """One way to keep residuals.
+
+    Args:
+      name: of the policy; "" for what was chosen.
+      kept_bytes: residuals on the device.
+      total_bytes: with the largest working set; None for a policy.
+      recompute_flops: of products and kernels that run a second time.
+      recompute_seconds: of everything that does; None for a policy.
+      bound: no choice within the same budget has a lower price than this; None for a policy.
+      price: of the objective; None for a policy.
+    """
+
+    name: str = ""
+    kept_bytes: int
+    total_bytes: int | None = None
+    recompute_flops: float
+    recompute_seconds: float | None = None
+    price: float | None = None
+    bound: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """The curve of memory against recomputation; modelled.
+
+    Args:
+      points: what was chosen, the fewest bytes first.
+      policies: JAX's own at the same blocks.
+      objective: what the points minimise.
+    """
+
+    points: tuple[FrontierPoint, ...]
+    policies: tuple[FrontierPoint, ...]
+    objective: str
+    provenance: str = "modelled"
+
+    def to_json(self) -> str:
+        """All fields as indented JSON."""
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+    def __str__(self) -> str:
+        """A line for each point, the policies among them."""
+        rows = sorted((*self.points, *self.policies), key=lambda p: (p.kept_bytes, -p.recompute_flops))
+        lines = [("kept", "with working set", "recomputed", "time", "policy")]
+        for p in rows:
+            total, seconds = format_bytes(p.total_bytes), format_seconds(p.recompute_seconds)
+            lines.append((format_bytes(p.kept_bytes), total, format_flops(int(p.recompute_flops)), seconds, p.name))
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in lines)
+
+
+def frontier(
+    fn: Callable,
+    target: str | Target | None = None,
+    *,
+    objective: str = "seconds",
+    offload: bool = False,
+    points: int = 12,
+) -> Callable[..., Frontier]:
+    """What every budget would buy for a function: call the result with the function's arguments.
+
+    Args:
+      fn: as of `auto`.
+      target: whose speed is priced; an H100's where None.
+      objective, offload: as of `auto`.
+      points: how many budgets to solve for, evenly between the least and everything.
+
+    >>> import jax.numpy as jnp
+    >>> def loss(weights, x):
+    ...     for w in weights:
+    ...         x = jnp.tanh(jnp.tanh(x) @ w)
+    ...     return x.sum()
+    >>> x = jnp.ones((8, 8))
+    >>> curve = frontier(loss, objective="flops")([x] * 3, x)
+    >>> curve.points[0].kept_bytes < curve.points[-1].kept_bytes
+    True
+    >>> [p.recompute_flops for p in curve.policies if p.name in ("full", "none")]
+    [3072.0, 0.0]
+    """
+    rates = Rates.of(None if target is None else resolve_target(target))
+
+    def curve(*args, **kwargs) -> Frontier:
+        call = Call(fn, args, kwargs)
+        program = program_of(call, call.leaves)
+        problem = pose(program, rates)
+        least, most = smallest(problem, objective=objective), problem.plain_bytes
+        found = [least]
+        for size in np.linspace(least.total_bytes, max(most, least.total_bytes), points):
+            better = within(problem, float(size), objective=objective, offload=offload)
+            if better is not None and better.price < found[-1].price:
+                found.append(better)
+        policies = tuple(_of_policy(program, name) for name in _POLICIES)
+        return Frontier(points=tuple(map(_point, found)), policies=policies, objective=objective)
+
+    return curve
+
+
+def _point(a: Assignment) -> FrontierPoint:
+    return FrontierPoint(
+        kept_bytes=a.kept_bytes,
+        total_bytes=a.total_bytes,
+        recompute_flops=a.recompute_flops,
+        recompute_seconds=a.recompute_seconds,
+        price=a.price,
+        bound=a.bound,
+    )
+
+
+def _of_policy(program: Program, name: str) -> FrontierPoint:
+    def wrap(fn, *, scanned, name=name, policy=name):
+        return checkpoint_unchecked(fn, policy, scanned=scanned)
+
+    marked = program.apply(wrap)
+    extra = _gradient_flops(program, marked) - _gradient_flops(program, program)
+    return FrontierPoint(name=name, kept_bytes=program.kept_bytes(marked), recompute_flops=max(0.0, extra))
+
+
+def _gradient_flops(program: Program, fn: Callable[..., list]) -> float:
+    """Products of a gradient, dead code taken out of what is recomputed, as JAX does when it differentiates."""
+    given, rest = program.split()
+
+    def of(given, rest):
+        outs, pull_back = jax.vjp(lambda given: fn(*program.joined(given, rest)), given)
+        return pull_back([_ones(out) for out in outs])
+
+    return jaxpr_flops(jax.make_jaxpr(of)(given, rest).jaxpr)
+
+
+def _ones(out: Any):
+    if jax.numpy.issubdtype(out.dtype, jax.numpy.inexact):
+        return jax.numpy.ones_like(out)
+    return np.zeros(out.shape, jax.dtypes.float0)
