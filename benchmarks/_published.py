@@ -118,3 +118,7 @@ PEERS_SHARE = {
     ("llama", "save_out_proj"): 0.63,
     ("llama", "full"): 0.69,
 }
+
+# Checkmate (arXiv:1910.02653, figure 5 and its text): largest batch on 16e9 bytes with at most one extra forward pass:
+# (with its schedules, with all of the forward pass's values kept). Of ResNet-50 only the first was found.
+CHECKMATE = {"vgg19": (289, 167), "unet": (61, 16), "mobilenet": (1105, 217), "resnet50": (193, None)}

@@ -1,0 +1,112 @@
+"""The largest batch on 16e9 bytes with at most one extra forward pass, beside what Checkmate published.
+
+    python -m benchmarks.checkmate_table --json -
+    python -m benchmarks.checkmate_table --models vgg19,unet --seconds 20
+
+The accounting is Checkmate's (arXiv:1910.02653): a value for each layer and one for its gradient, float32; parameters
+and their gradients always there; the image and the convolutions' scratch not counted. Bytes grow with the batch, so
+the largest batch follows from the lowest peak of a batch of one. HiGHS finds the schedule; the batch is that of the
+schedule run operation by operation (`benchmarks._checkmate_replay`), not what the program promised.
+
+For each model: `max_batch`; `bound`, which no schedule whatever passes, since one operation's inputs and output fill
+the memory; `bound_in_reverse`, the same for schedules that make each gradient once, in reverse; `checkpoint_all`, the
+batch when the forward pass's values stay to the end; `recomputed_share` of the forward pass's FLOPs; and `seconds`.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+
+from benchmarks._checkmate_graph import Graph, training_step
+from benchmarks._checkmate_models import MODELS
+from benchmarks._checkmate_replay import replay
+from benchmarks._checkmate_search import lowest_peak
+from benchmarks._checkmate_stages import least_peak_bytes
+from benchmarks._harness import emit
+from benchmarks._published import CHECKMATE
+
+MEMORY_BYTES = 16 * 10**9
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", default="-", metavar="OUT", help='a file, or "-" for stdout')
+    parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}, with commas")
+    parser.add_argument("--seconds", type=float, default=75.0, help="of search for a model, before it settles for more")
+    options = parser.parse_args(argv)
+    names = options.models.split(",")
+    if unknown := set(names) - set(MODELS):
+        parser.error(f"--models: wanted some of {', '.join(MODELS)}; got {', '.join(sorted(unknown))}")
+    rows = []
+    for name in names:
+        with stdout_to_stderr():
+            rows.append(row(name, training_step(MODELS[name]()), options.seconds))
+        print(line(rows[-1]), file=sys.stderr, flush=True)
+    quantities = ("max_batch", "bound", "bound_in_reverse", "checkpoint_all", "recomputed_share", "seconds")
+    emit(
+        {f"{one['model']}_{quantity}": one[quantity] for one in rows for quantity in quantities},
+        target="16e9 bytes, by Checkmate's accounting",
+        provenance={
+            "max_batch": "a HiGHS schedule, run operation by operation",
+            "bound": "the largest operation's inputs and output",
+            "bound_in_reverse": "the same with the gradients that are alive beside it",
+            "checkpoint_all": "the plain step run with all values of the forward pass kept to its end",
+            "published": "arXiv:1910.02653, figure 5",
+        },
+        notes={"rows": rows},
+        out=options.json,
+    )
+
+
+@contextlib.contextmanager
+def stdout_to_stderr():
+    """HiGHS at times prints a line of its own, which must not end up in the JSON."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def largest_batch(graph: Graph, peak_bytes: int) -> int:
+    """How many images fit beside the parameters and their gradients, at so many bytes each."""
+    return (MEMORY_BYTES - graph.fixed_bytes) // peak_bytes
+
+
+def row(name: str, step: Graph, seconds: float) -> dict:
+    """One model: its figures, and what was published of them."""
+    plan = lowest_peak(step, seconds=seconds)
+    found = replay(step, plan.schedule)
+    everything = replay(step, range(len(step.names)), hold_all=True)
+    published, published_everything = CHECKMATE[name]
+    return {
+        "model": name,
+        "layers": step.forward,
+        "max_batch": largest_batch(step, found.peak_bytes),
+        "published": published,
+        "bound": largest_batch(step, step.largest_operation_bytes),
+        "bound_in_reverse": largest_batch(step, least_peak_bytes(step)),
+        "checkpoint_all": largest_batch(step, everything.peak_bytes),
+        "published_checkpoint_all": published_everything,
+        "recomputed_share": found.recomputed_flops / step.forward_flops,
+        "seconds": plan.seconds,
+        "image_bytes": found.peak_bytes,
+        "fixed_bytes": step.fixed_bytes,
+    }
+
+
+def line(one: dict) -> str:
+    """A row as text."""
+    return (
+        f"{one['model']:10} batch {one['max_batch']:5} (published {one['published']:5}, bound {one['bound']:5}), "
+        f"everything kept {one['checkpoint_all']:4} (published {one['published_checkpoint_all'] or '–':>4}), "
+        f"recomputed {one['recomputed_share']:.2f} of a forward pass, {one['seconds']:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
