@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxmem._compat import effect_names
 from jaxmem.remat._kept import num_bytes
-from jaxmem.remat.auto._costs import COLLECTIVES, equation_cost, keep_seconds, offload_seconds
+from jaxmem.remat.auto._costs import COLLECTIVES, VIEWS, constant_cost, equation_cost, keep_seconds, offload_seconds
 from jaxmem.remat.auto._forward import Forward
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.blocks._facts import is_value
@@ -31,6 +31,8 @@ class Candidates:
       values: variables that may be kept: what the needed equations make, and inputs that are not there anyway.
       equations: indices of the equations that the residuals need.
       value_bytes: per value.
+      held_bytes: per value, what it takes in a working set: nothing where it is fused into what reads it, like a
+        broadcast, or is another residual seen differently.
       is_input: per value; an input cannot be recomputed.
       is_residual: per value, whether the pull-back reads it.
       seconds, flops: per equation, of running it again.
@@ -42,6 +44,7 @@ class Candidates:
     values: tuple
     equations: tuple[int, ...]
     value_bytes: np.ndarray
+    held_bytes: np.ndarray
     is_input: np.ndarray
     is_residual: np.ndarray
     seconds: np.ndarray
@@ -102,7 +105,7 @@ class Candidates:
         """Residuals that are not kept: all of them are there at once when the block's backward pass starts."""
         missing = self.is_residual.copy()
         missing[list(choice.kept)] = False
-        return int(self.value_bytes[missing].sum())
+        return int(self.held_bytes[missing].sum())
 
     def recompute_flops(self, choice: Choice) -> float:
         """FLOPs of products and kernels that run a second time."""
@@ -153,12 +156,18 @@ def candidates(forward: Forward, free: Callable[[int], bool], rates: Rates) -> C
     inputs = [v for v in jaxpr.invars if v in held and v in read]
     made = [v for e in needed for v in jaxpr.eqns[e].outvars if v in read and num_bytes(v.aval) > 0]
     values, residuals = (*inputs, *made), {v for v in forward.residuals if is_value(v)}
-    costs = [equation_cost(jaxpr.eqns[e], rates) for e in needed]
+    constant = _constants(forward)
+    costs = [constant_cost() if e in constant else equation_cost(jaxpr.eqns[e], rates) for e in needed]
+    sizes = [num_bytes(v.aval) for v in values]
     return Candidates(
         forward=forward,
         values=values,
         equations=tuple(needed),
-        value_bytes=np.array([num_bytes(v.aval) for v in values], np.int64),
+        value_bytes=np.array(sizes, np.int64),
+        held_bytes=np.array(
+            [0 if _is_fused(forward, v, residuals, constant) else n for v, n in zip(values, sizes, strict=True)],
+            np.int64,
+        ),
         is_input=np.array([i < len(inputs) for i in range(len(values))], bool),
         is_residual=np.array([v in residuals for v in values], bool),
         seconds=np.array([cost.seconds for cost in costs]),
@@ -171,3 +180,30 @@ def candidates(forward: Forward, free: Callable[[int], bool], rates: Rates) -> C
 
 def _runs_once(eqn) -> bool:
     return eqn.primitive.name in COLLECTIVES or bool(effect_names(eqn) - {"NamedAxisEffect"})
+
+
+def _constants(forward: Forward) -> set[int]:
+    """Equations, by index, whose values depend on no array that the block is given."""
+    given = {*forward.jaxpr.invars, *forward.jaxpr.constvars}
+    found = set()
+    for i, eqn in enumerate(forward.jaxpr.eqns):
+        varying = any(is_value(v) and v in given for v in eqn.invars)
+        if varying or effect_names(eqn) or (not eqn.invars and eqn.primitive.name != "iota"):
+            given.update(eqn.outvars)
+        else:
+            found.add(i)
+    return found
+
+
+def _is_fused(forward: Forward, v, residuals: set, constant: set[int]) -> bool:
+    """Whether a value takes no bytes of its own while a block's backward pass runs."""
+    while (at := forward.made_at.get(v)) is not None:
+        eqn = forward.jaxpr.eqns[at]
+        if at in constant or eqn.primitive.name == "broadcast_in_dim":
+            return True
+        if eqn.primitive.name not in VIEWS or not is_value(eqn.invars[0]):
+            return False
+        v = eqn.invars[0]
+        if v in residuals:
+            return True
+    return False

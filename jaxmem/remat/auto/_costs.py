@@ -25,7 +25,10 @@ COLLECTIVES = frozenset(
 _FUSED_SHARE = 0.3  # of the bytes that an elementwise equation would move alone
 _VIEW_SHARE = 0.02
 _KEEP_PASSES = 2.0  # a kept value is written, and read back
-_LAUNCH_SECONDS = 1e-9  # breaks ties: what has fewer equations
+_LAUNCH_SECONDS = 1e-6  # of what is a kernel by itself
+_STACK_SECONDS = 2e-7  # of a kept value, however small: mostly fused, it goes into a scan's stack and out of it
+_FUSED_SECONDS = 1e-9  # breaks ties: what has fewer equations
+_KERNELS = ("reduce_", "arg", "cum", "sort", "scatter", "gather", "dynamic_", "top_k", "fft", "random_bits")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Cost:
 
 def keep_seconds(aval, rates: Rates) -> float:
     """Of keeping a value on the device."""
-    return _KEEP_PASSES * num_bytes(aval) / rates.hbm_bytes_per_second
+    return _KEEP_PASSES * num_bytes(aval) / rates.hbm_bytes_per_second + _STACK_SECONDS
 
 
 def offload_seconds(aval, rates: Rates) -> float:
@@ -71,7 +74,13 @@ def equation_cost(eqn, rates: Rates) -> Cost:
             return max(inner, key=lambda cost: cost.seconds)
         return functools.reduce(Cost.__add__, inner).times(eqn.params.get("length", 1))
     share = _VIEW_SHARE if name in VIEWS else _FUSED_SHARE
-    return Cost(0.0, share * memory + _LAUNCH_SECONDS)
+    alone = name.startswith(_KERNELS) and name != "reduce_precision"
+    return Cost(0.0, share * memory + (_LAUNCH_SECONDS if alone else _FUSED_SECONDS))
+
+
+def constant_cost() -> Cost:
+    """Of running again what depends on no input, like a causal mask: it is fused into what reads it."""
+    return Cost(0.0, _FUSED_SECONDS)
 
 
 def jaxpr_cost(jaxpr, rates: Rates) -> Cost:

@@ -4,13 +4,12 @@
     subject to  s_v + o_v + r_maker(v) >= 1                               for every residual v
                 s_v + o_v + r_maker(v) >= r_e                             for every value v that equation e reads
                 sum_v bytes_v s_v + w <= budget                           kept by all blocks, and what comes and goes
-                w >= sum over residuals of bytes_v (1 - s_v)              for every block
+                w >= sum over residuals of held_v (1 - s_v)               for every block
                 w >= bytes kept outside of blocks
 
-
-A block's working set is what its pull-back reads and it has not kept. What is kept outside of blocks, mostly a loss's
-logits, is gone when the backward pass comes to them. The closure constraints are those of a minimum
-cut, so the relaxation is nearly integral and the solver is quick. After Checkmate
+A block's working set is what its pull-back reads and it has not kept, broadcasts and other views aside. What is kept
+outside of blocks, mostly a loss's logits, is gone when the backward pass comes to them. The closure constraints are
+those of a minimum cut, so the relaxation is nearly integral and the solver is quick. After Checkmate
 (https://arxiv.org/abs/1910.02653), whose program has a time index, and is for whole graphs instead of blocks.
 """
 
@@ -133,8 +132,8 @@ class _Program:
             budget_row += [(start + v, group.runs * c.value_bytes[v] / self.unit) for v in range(n)]
             if limits.working:
                 residuals = np.flatnonzero(c.is_residual)
-                row = [(0, 1.0), *[(start + v, c.value_bytes[v] / self.unit) for v in residuals]]
-                self._require(row, float(c.value_bytes[residuals].sum()) / self.unit)
+                row = [(0, 1.0), *[(start + v, c.held_bytes[v] / self.unit) for v in residuals]]
+                self._require(row, float(c.held_bytes[residuals].sum()) / self.unit)
         self._require([(i, -a) for i, a in budget_row], -limits.budget_bytes / self.unit)
 
     def _there(self, start, n, runs, c, v):
