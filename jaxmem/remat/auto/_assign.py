@@ -2,14 +2,10 @@
 
 import dataclasses
 
-import numpy as np
-
 from jaxmem.remat.auto._candidates import Choice
-from jaxmem.remat.auto._milp import Rows, minimise
+from jaxmem.remat.auto._mixtures import mixtures
 from jaxmem.remat.auto._problem import Problem
-from jaxmem.remat.auto._solve import Group, Limits, Solved, relaxed_price, solve
-
-_LEVELS = 12  # points of a block's own frontier, of which members of a group may take different ones
+from jaxmem.remat.auto._solve import Limits, relaxed_price, solve
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,9 +76,9 @@ def assign(
     price, bound = solved.price, solved.bound
     if any(group.members > 1 for group in problem.groups):
         bound = min(bound, relaxed_price(problem.groups, limits, objective))
-        mixed = _mix(problem.groups, limits, objective, solved)
-        if mixed is not None and mixed[1] < price:
-            members, price = mixed
+        for mixed in mixtures(problem.groups, limits, objective, solved.choices):
+            if mixed.price < price:
+                members, price = mixed.members, mixed.price
     return _assignment(problem, members, price, bound)
 
 
@@ -142,54 +138,3 @@ def _assignment(problem: Problem, members, price: float, bound: float) -> Assign
         price=price,
         bound=min(price, bound),
     )
-
-
-def _mix(groups, limits: Limits, objective: str, solved: Solved):
-    """Different choices for members of one group: (members by choice, per group; price); None without a solution."""
-    options = [_options(group, limits, objective, choice) for group, choice in zip(groups, solved.choices, strict=True)]
-    pairs = [(g, choice) for g, each in enumerate(options) for choice in each]
-    runs = [groups[g].candidates for g, _ in pairs]
-    size = np.array([c.kept_bytes(choice) * groups[g].times for c, (g, choice) in zip(runs, pairs, strict=True)], float)
-    work = np.array([c.working_bytes(choice) for c, (_, choice) in zip(runs, pairs, strict=True)], float)
-    price = np.array([groups[g].times * c.price(x, objective) for c, (g, x) in zip(runs, pairs, strict=True)])
-    unit = max(1.0, limits.budget_bytes)
-    work = np.maximum(work, limits.outside_bytes)
-    # Options may be used only when the working set allows them, so each level of it is tried as a limit.
-    best = None
-    for level in sorted(set(work)) if limits.working else [0.0]:
-        allowed = work <= level if limits.working else np.ones(len(pairs), bool)
-        room = limits.budget_bytes - (level if limits.working else 0)
-        rows, columns, values, lower = [], [], [], []
-        for at, group in enumerate(groups):  # as many choices as members
-            own = [i for i, (g, _) in enumerate(pairs) if g == at]
-            for sign in (1.0, -1.0):
-                rows += [len(lower)] * len(own)
-                columns += own
-                values += [sign] * len(own)
-                lower.append(sign * group.members)
-        rows += [len(lower)] * len(pairs)
-        columns += range(len(pairs))
-        values += (-size / unit).tolist()
-        lower.append(-room / unit)
-        most = np.where(allowed, [groups[g].members for g, _ in pairs], 0)
-        one = {"low": np.zeros(len(pairs)), "high": most, "integral": np.ones(len(pairs)), "seconds": 2.0}
-        found = minimise(price, Rows(rows, columns, values, lower), **one)
-        if found is not None and (best is None or found.cost < best[1]):
-            counts = list(zip(pairs, np.round(found.x).astype(int).tolist(), strict=True))
-            best = [{x: n for (g, x), n in counts if g == at and n} for at in range(len(groups))], found.cost
-    return best
-
-
-def _options(group: Group, limits: Limits, objective: str, chosen: Choice) -> list[Choice]:
-    """Points of one block's own frontier."""
-    c = group.candidates
-    if group.members == 1:
-        return [chosen]
-    low, high = c.kept_bytes(c.least), c.kept_bytes(c.plain)
-    found = {chosen: None, c.least: None, c.plain: None}
-    one = Group(candidates=c)
-    for size in np.linspace(low, high, _LEVELS)[1:-1]:
-        point = solve([one], dataclasses.replace(limits, budget_bytes=size, working=False, seconds=1.0), objective)
-        if point is not None:
-            found[point.choices[0]] = None
-    return list(found)

@@ -69,6 +69,7 @@ class Limits:
       outside_bytes: kept outside of blocks.
       offload: whether values may wait in host memory.
       seconds: the solver's time.
+      byte_price: what a kept byte costs, for a choice without a budget.
     """
 
     budget_bytes: float
@@ -76,6 +77,7 @@ class Limits:
     outside_bytes: float = 0.0
     offload: bool = False
     seconds: float = TIME_LIMIT_SECONDS
+    byte_price: float = 0.0
 
 
 def solve(groups: Sequence[Group], limits: Limits, objective: str) -> Solved | None:
@@ -119,7 +121,7 @@ class _Program:
             c, n = group.candidates, len(group.candidates.values)
             runs = start + fates * n
             self.integral[start:runs] = 1
-            self.cost[start : start + n] = group.runs * weight.keep
+            self.cost[start : start + n] = group.runs * (weight.keep + limits.byte_price * c.value_bytes)
             if limits.offload:
                 self.cost[start + n : runs] = group.runs * weight.offload
             self.cost[runs : runs + len(c.equations)] = group.runs * weight.run
