@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from jaxmem._units import format_bytes, format_seconds
+from jaxmem.policy import Policy
 from jaxmem.remat._origin import origin
 from jaxmem.remat.auto._assign import Assignment
 from jaxmem.remat.auto._problem import Problem
@@ -70,6 +71,30 @@ class Solution:
     gap: float
     more_buys_seconds: float | None = None
     promise: str = "modelled"
+
+    def policy(self) -> tuple[Policy, tuple[str, ...]]:
+        """What is kept and offloaded as a named policy, and the lines in which to give the names that are missing.
+
+        A value that only the derivative has cannot be named in the function; naming what it is made of comes near.
+
+        Returns:
+          The policy, and for each value without a name "FILE:LINE: checkpoint_name(<op>, 'name')".
+        """
+        names, lines, seen = {"keep": [], "offload": []}, [], set()
+        for value in self.values:
+            if value.fate not in names or value.op in ("argument", "constant"):
+                continue
+            name = value.name
+            if name is None:
+                stem, number = f"{value.fate}_{value.op}".replace(" ", "_"), 1
+                while f"{stem}_{number}" in seen:
+                    number += 1
+                name = f"{stem}_{number}"
+                lines.append(f"{value.source or '(no line)'}: checkpoint_name(<{value.op}>, {name!r})")
+            seen.add(name)
+            names[value.fate].append(name)
+        kept = tuple(sorted(set(names["keep"])))
+        return Policy(save=kept, offload=tuple(sorted(set(names["offload"]) - set(kept)))), tuple(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, JSON-ready."""

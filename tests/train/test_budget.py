@@ -1,0 +1,154 @@
+"""A training step under a remat budget: the compiled peak is within it, gradients are the plain step's."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxmem import MemoryConfig, Workload, compare, make_train_step, remat, verify
+from jaxmem.errors import BudgetInfeasible, ConfigError
+from jaxmem.train._peaks import Peaks
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXMEM_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def _layer(x, w):
+    return x + jax.nn.gelu(x @ w["in"]) @ w["out"], None
+
+
+def _loss(params, batch):
+    return jnp.mean(jax.lax.scan(_layer, batch, params)[0] ** 2)
+
+
+def _workload(rows=256, loss=_loss):
+    key = jax.random.key(0)
+    params = {
+        "in": jax.random.normal(key, (6, 16, 64)) * 0.1,
+        "out": jax.random.normal(jax.random.fold_in(key, 1), (6, 64, 16)) * 0.1,
+    }
+    return Workload(loss, params, jax.random.normal(key, (rows, 16)), optax.adam(1e-2))
+
+
+@pytest.fixture(scope="module")
+def peaks():
+    return {
+        name: make_train_step(_workload(), MemoryConfig(remat=name), target="cpu").report().peak_bytes
+        for name in ("none", "full")
+    }
+
+
+@pytest.mark.parametrize("share", [0.05, 0.4, 0.9])
+def test_the_compiled_peak_is_within_the_budget(peaks, share):
+    budget = int(peaks["full"] + share * (peaks["none"] - peaks["full"]))
+    step = make_train_step(_workload(), MemoryConfig(remat=f"auto:{budget}"), target="cpu")
+    assert step.report().peak_bytes <= budget
+    assert step.decision.peak_bytes == step.report().peak_bytes
+    assert step.decision.compiles <= 6
+    assert step.solution().promise == "compiled"
+
+
+def test_a_budget_for_everything_keeps_everything_where_that_is_cheapest(peaks):
+    step = remat.fit_budget(make_train_step(_workload()), 2 * peaks["none"], "cpu")
+    assert step.report().peak_bytes <= 2 * peaks["none"]
+    assert step.config.remat == f"auto:{2 * peaks['none']}B" or step.config.budget.bytes == 2 * peaks["none"]
+
+
+def test_no_budget_below_the_smallest_peak(peaks):
+    with pytest.raises(BudgetInfeasible, match="smallest") as error:
+        make_train_step(_workload(), MemoryConfig(remat=f"auto:{peaks['full'] // 2}"), target="cpu")
+    assert "KiB" in error.value.got
+
+
+def test_peaks_are_remembered(peaks):
+    budget = (peaks["none"] + peaks["full"]) // 2
+    first = remat.fit_budget(make_train_step(_workload()), budget, "cpu")
+    again = remat.fit_budget(make_train_step(_workload()), budget, "cpu")
+    assert first.decision.compiles > 0
+    assert again.decision.compiles == 0
+    assert again.decision.peak_bytes == first.decision.peak_bytes
+
+
+def test_a_damaged_cache_is_done_without(tmp_path):
+    peaks = Peaks(tmp_path)
+    (tmp_path / "a.json").write_text("{")
+    (tmp_path / "b.json").write_text("[]")
+    assert peaks.get("a") is None
+    assert peaks.get("b") is None
+    peaks.put("a", {"peak_bytes": 1})
+    assert peaks.get("a") == {"peak_bytes": 1}
+    (tmp_path / "file").write_text("")
+    Peaks(tmp_path / "file" / "folder").put("a", {})  # a folder that cannot be made
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_training_is_the_plain_steps(steps):
+    workload, losses = _workload(), {}
+    for setting in ("none", "auto:0.3"):
+        step = make_train_step(workload, MemoryConfig(remat=setting, accumulation_steps=steps))
+        state = step.init()
+        losses[setting] = []
+        for _ in range(3):
+            state, metrics = step(state, workload.batch)
+            losses[setting].append(float(metrics["loss"]))
+    np.testing.assert_allclose(losses["auto:0.3"], losses["none"], rtol=1e-5)
+
+
+def test_a_share_bounds_the_residuals():
+    workload = _workload()
+    plain = make_train_step(workload).residual_bytes()
+    step = make_train_step(workload, MemoryConfig(remat="auto:0.3"))
+    assert step.residual_bytes() <= 0.3 * plain
+    assert step.solution().kept_bytes <= 0.3 * plain
+
+
+def test_a_loss_that_marks_its_blocks_needs_no_other_way():
+    def loss(params, batch, *, memory):
+        return jnp.mean(jax.lax.scan(memory.block(_layer, scanned=True), batch, params)[0] ** 2)
+
+    marked = make_train_step(_workload(loss=loss), MemoryConfig(remat="auto:0.3"))
+    found = make_train_step(_workload(), MemoryConfig(remat="auto:0.3"))
+    assert marked.residual_bytes() == found.residual_bytes()
+
+
+def test_frozen_parameters_keep_nothing():
+    workload = _workload()
+    frozen = Workload(_loss, workload.params, workload.batch, optax.adam(1e-2), trainable=lambda path, _: "out" in path)
+    all_of_it = make_train_step(frozen, MemoryConfig(remat="auto:0.99")).decision.problem
+    # The inputs of the frozen product are read by nothing: only its gradient would.
+    assert (
+        all_of_it.plain_bytes < make_train_step(workload, MemoryConfig(remat="auto:0.99")).decision.problem.plain_bytes
+    )
+
+
+def test_verified_and_compared():
+    workload = _workload()
+    found = verify(make_train_step(workload, MemoryConfig(remat="auto:0.3"), target="cpu"), target="cpu")
+    assert found.passed, str(found)
+    names = ("none", "full", "auto:0.3")
+    rows = compare({name: MemoryConfig(remat=name) for name in names}, workload, target="cpu")
+    kept = {row.name: row.saved_residual_bytes for row in rows.rows}
+    assert kept["full"] <= kept["auto:0.3"] <= 0.3 * kept["none"]
+    assert json.loads(rows.to_json())["rows"][2]["recompute_flops"] > 0
+
+
+@pytest.mark.parametrize("text", ["auto:", "auto:much", "auto:1.5", "auto:-3", "auto:6 parsecs", "auto:nan"])
+def test_a_budget_that_is_none_is_refused(text):
+    with pytest.raises(ConfigError, match=r"auto:6GiB"):
+        MemoryConfig(remat=text)
+
+
+def test_budgets_are_equal_by_value_and_go_through_json():
+    config = MemoryConfig(remat="auto:6GiB")
+    assert config == MemoryConfig(remat="auto:6144MiB") == MemoryConfig.from_json(config.to_json())
+    assert MemoryConfig(remat="auto:0.25").budget.share == 0.25
+
+
+def test_a_step_without_a_budget_has_no_solution():
+    with pytest.raises(ConfigError, match="auto:6GiB"):
+        make_train_step(_workload()).solution()
