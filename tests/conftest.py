@@ -1,6 +1,7 @@
 """What must be in place before the first test file imports JAX."""
 
 import os
+import tempfile
 
 # Tests run on the CPU, whatever the machine has; with a CUDA plugin and no GPU, anything else does not even start.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -13,6 +14,8 @@ _FLAGS = (
 _given = os.environ.get("XLA_FLAGS", "").split()
 os.environ["XLA_FLAGS"] = " ".join(_given + [flag for flag in _FLAGS if flag not in _given])
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+_cache = tempfile.TemporaryDirectory(prefix="jaxmem-tests-")
+os.environ["JAXMEM_CACHE_DIR"] = _cache.name  # what another run remembers is no test of this one
 
 import hypothesis  # noqa: E402
 

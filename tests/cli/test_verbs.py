@@ -199,3 +199,20 @@ def test_residuals_before_and_after(capfd, model):
 def test_a_preset_whose_names_the_model_lacks_is_bad_input(capfd, model):
     ran = run(capfd, "residuals", model, "--remat", "minimal")
     assert ran.code == 2 and "query_proj" in ran.err and "checkpoint_name" in ran.err
+
+
+def test_budgets_stand_beside_presets(capfd, model):
+    ran = run(capfd, "compare", model, "--remat", "none,full,auto:0.5,auto:1GiB", "--target", "cpu", "--json", "-")
+    assert ran.code == 0, ran.err
+    rows = {row["name"]: row for row in json.loads(ran.out)["rows"]}
+    kept = {name: row["saved_residual_bytes"] for name, row in rows.items()}
+    assert kept["full"] <= kept["auto:0.5"] <= 0.5 * kept["none"]
+    assert rows["auto:1GiB"]["peak_bytes"] <= 2**30
+    ran = run(capfd, "residuals", model, "--remat", "auto:0.5", "--json", "-")
+    assert json.loads(ran.out)["total_bytes"] == kept["auto:0.5"]
+
+
+def test_a_budget_that_nothing_stays_within_does_not_fit(capfd, model):
+    ran = run(capfd, "compare", model, "--remat", "auto:16B", "--target", "cpu")
+    assert ran.code == 1
+    assert ran.err.startswith("jaxmem: does not fit: ") and "smallest" in ran.err and ran.err.count("\n") == 1

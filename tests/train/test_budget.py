@@ -1,7 +1,5 @@
 """A training step under a remat budget: the compiled peak is within it, gradients are the plain step's."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +9,6 @@ import pytest
 from jaxmem import MemoryConfig, Workload, compare, make_train_step, remat, verify
 from jaxmem.errors import BudgetInfeasible, ConfigError
 from jaxmem.train._peaks import Peaks
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("JAXMEM_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def _layer(x, w):
@@ -65,7 +58,8 @@ def test_no_budget_below_the_smallest_peak(peaks):
     assert "KiB" in error.value.got
 
 
-def test_peaks_are_remembered(peaks):
+def test_peaks_are_remembered(peaks, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXMEM_CACHE_DIR", str(tmp_path))
     budget = (peaks["none"] + peaks["full"]) // 2
     first = remat.fit_budget(make_train_step(_workload()), budget, "cpu")
     again = remat.fit_budget(make_train_step(_workload()), budget, "cpu")
@@ -134,7 +128,6 @@ def test_verified_and_compared():
     rows = compare({name: MemoryConfig(remat=name) for name in names}, workload, target="cpu")
     kept = {row.name: row.saved_residual_bytes for row in rows.rows}
     assert kept["full"] <= kept["auto:0.3"] <= 0.3 * kept["none"]
-    assert json.loads(rows.to_json())["rows"][2]["recompute_flops"] > 0
 
 
 @pytest.mark.parametrize("text", ["auto:", "auto:much", "auto:1.5", "auto:-3", "auto:6 parsecs", "auto:nan"])
