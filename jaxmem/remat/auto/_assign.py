@@ -113,6 +113,20 @@ def plain(problem: Problem, *, objective: str = "seconds") -> Assignment:
     return _assignment(problem, members, price, 0.0)
 
 
+def assigned(problem: Problem, choices: dict[str, Choice], *, objective: str = "seconds") -> Assignment:
+    """Given choices, by the block's name, with what they cost."""
+    members: list[dict[Choice, int]] = [{} for _ in problem.groups]
+    for name, choice in choices.items():
+        counts = members[problem.group_of[name]]
+        counts[choice] = counts.get(choice, 0) + 1
+    price = sum(
+        group.times * count * group.candidates.price(choice, objective)
+        for group, counts in zip(problem.groups, members, strict=True)
+        for choice, count in counts.items()
+    )
+    return dataclasses.replace(_assignment(problem, members, price, 0.0), choices=dict(choices))
+
+
 def _assignment(problem: Problem, members, price: float, bound: float) -> Assignment:
     left = [dict(each) for each in members]
     choices = {}

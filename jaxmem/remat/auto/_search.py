@@ -1,0 +1,171 @@
+"""`Search`: trials of choices against a compiled peak, and what to try next."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+from jaxmem._units import format_bytes
+from jaxmem.errors import BudgetInfeasible
+from jaxmem.remat.auto._assign import Assignment, assign, plain, within
+from jaxmem.remat.auto._problem import Problem
+from jaxmem.remat.auto._standard import repriced, standard
+
+_CLOSE = 0.99  # a peak of this share of the budget is not worth another compile
+_MARGIN = 0.002  # of the budget: how far below it to aim
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a compiler made of a choice.
+
+    Args:
+      peak_bytes: of the program.
+      seconds: of a step, by the compiler's own estimate; None where it makes none.
+      fresh: whether this took a compile.
+    """
+
+    peak_bytes: int
+    seconds: float | None = None
+    fresh: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One choice and what the compiler made of it."""
+
+    assignment: Assignment
+    peak_bytes: int
+    seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """The cheapest choice that was seen to stay within the budget.
+
+    Args:
+      best: that choice.
+      trials: everything that was tried, in order.
+      compiles: how many of the trials were compiled now, and not remembered.
+    """
+
+    best: Trial
+    trials: tuple[Trial, ...]
+    compiles: int
+
+
+class Search:
+    """The trials so far, and what to try next."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        budget_bytes: int,
+        measure: Callable[[Assignment], Measured],
+        objective: str,
+        offload: bool,
+        max_compiles: int,
+        earlier: Sequence[Trial],
+    ):
+        self.problem, self.budget_bytes, self.measure = problem, budget_bytes, measure
+        self.objective, self.offload, self.max_compiles = objective, offload, max_compiles
+        self.trials = [
+            dataclasses.replace(t, assignment=repriced(problem, t.assignment, objective=objective)) for t in earlier
+        ]
+        self.compiles = 0
+
+    @functools.cached_property
+    def standard(self) -> dict[str, Assignment]:
+        return standard(self.problem, objective=self.objective)
+
+    @functools.cached_property
+    def cheapest(self) -> float:
+        """What no budget buys less than."""
+        room = plain(self.problem).total_bytes * 2.0
+        found = assign(self.problem, room, objective=self.objective, offload=self.offload)
+        return (found.price if found else 0.0) * (1 + 1e-6)
+
+    @property
+    def fitting(self) -> list[Trial]:
+        return [t for t in self.trials if t.peak_bytes <= self.budget_bytes]
+
+    def known(self, assignment: Assignment) -> Trial | None:
+        return next((t for t in self.trials if t.assignment.choices == assignment.choices), None)
+
+    def attempt(self, assignment: Assignment) -> Trial:
+        found = self.measure(assignment)
+        self.compiles += found.fresh
+        self.trials.append(Trial(assignment=assignment, peak_bytes=found.peak_bytes, seconds=found.seconds))
+        return self.trials[-1]
+
+    def by_size(self, room: float) -> None:
+        """The cheapest by the model, ever closer to the budget."""
+        least = self.standard["full"]
+        if self.trials:
+            room = self.corrected()
+        while self.compiles < self.max_compiles:
+            found = within(self.problem, room, objective=self.objective, offload=self.offload)
+            proposal = found or least
+            trial = self.known(proposal)
+            if trial is None:
+                # The last compile is for what needs the least.
+                last = self.compiles == self.max_compiles - 1 and not self.fitting
+                trial = self.attempt(least if last else proposal)
+                room = self.corrected()
+            elif trial.peak_bytes > self.budget_bytes and found is not None:
+                room = min(room, trial.assignment.total_bytes) - _MARGIN * self.budget_bytes
+                continue
+            else:
+                break
+            if _CLOSE * self.budget_bytes <= trial.peak_bytes <= self.budget_bytes:
+                break
+            if trial.peak_bytes <= self.budget_bytes and trial.assignment.price <= self.cheapest:
+                break
+
+    def others(self) -> None:
+        """What the model would not choose, but may be mistaken about."""
+        timed = all(t.seconds is not None for t in self.fitting)
+        if self.fitting and not (self.objective == "seconds" and timed):
+            return
+        for assignment in self._others():
+            if self.compiles == self.max_compiles:
+                break
+            likely = assignment.total_bytes <= self.corrected() or not self.fitting
+            if likely and self.known(assignment) is None:
+                self.attempt(assignment)
+
+    def _others(self) -> Iterator[Assignment]:
+        yield self.standard["full"]
+        if self.fitting:
+            found = within(self.problem, self.corrected(), objective="flops", offload=self.offload)
+            if found is not None:
+                yield repriced(self.problem, found, objective=self.objective)
+        yield from (self.standard[name] for name in ("dots_no_batch", "dots", "none"))
+
+    def corrected(self) -> float:
+        """Modelled bytes whose compiled peak should be just below the budget.
+
+        By interpolation between the trials next to it, else by the error of the model at the nearest trial.
+        """
+        aim = (1 - _MARGIN) * self.budget_bytes
+        below = max((t for t in self.trials if t.peak_bytes <= aim), key=lambda t: t.peak_bytes, default=None)
+        above = min((t for t in self.trials if t.peak_bytes > aim), key=lambda t: t.peak_bytes, default=None)
+        if below is not None and above is not None:
+            low, high = below.assignment.total_bytes, above.assignment.total_bytes
+            if low < high:
+                return low + (aim - below.peak_bytes) / (above.peak_bytes - below.peak_bytes) * (high - low)
+        nearest = min(self.trials, key=lambda t: abs(t.peak_bytes - aim))
+        return aim - (nearest.peak_bytes - nearest.assignment.total_bytes)
+
+    def result(self) -> Fitted:
+        """The best of what fits."""
+        fitting = self.fitting
+        if not fitting:
+            reached = min(t.peak_bytes for t in self.trials)
+            raise BudgetInfeasible(
+                wanted=f"a compiled peak of at most {format_bytes(self.budget_bytes)}",
+                got=f"{format_bytes(reached)} as the smallest of {len(self.trials)} that were compiled",
+                do="Allow more bytes, or use more accumulation steps.",
+            )
+        by_seconds = self.objective == "seconds" and all(t.seconds is not None for t in fitting)
+        worth = lambda t: (t.seconds if by_seconds else t.assignment.price, t.peak_bytes)  # noqa: E731
+        return Fitted(best=min(fitting, key=worth), trials=tuple(self.trials), compiles=self.compiles)

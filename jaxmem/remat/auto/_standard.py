@@ -1,0 +1,47 @@
+"""`standard`: what JAX's built-in policies keep, as choices; a search that tries them is never worse than they are."""
+
+import dataclasses
+
+import numpy as np
+
+from jaxmem.remat.auto._assign import Assignment, assigned
+from jaxmem.remat.auto._candidates import Candidates, Choice
+from jaxmem.remat.auto._problem import Problem
+
+
+def standard(problem: Problem, *, objective: str = "seconds") -> dict[str, Assignment]:
+    """By the policy's name: "full", "dots_no_batch", "dots", "none"."""
+    kinds = {
+        "full": lambda c: c.least,
+        "dots_no_batch": lambda c: _products(c, batched=False),
+        "dots": lambda c: _products(c, batched=True),
+        "none": lambda c: c.plain,
+    }
+    of = {name: [kind(group.candidates) for group in problem.groups] for name, kind in kinds.items()}
+    return {
+        name: assigned(problem, {block: choices[at] for block, at in problem.group_of.items()}, objective=objective)
+        for name, choices in of.items()
+    }
+
+
+def repriced(problem: Problem, assignment: Assignment, *, objective: str) -> Assignment:
+    """The same choices, priced by an objective."""
+    found = assigned(problem, assignment.choices, objective=objective)
+    same = abs(found.price - assignment.price) <= 1e-9 * abs(found.price)
+    return dataclasses.replace(found, bound=assignment.bound) if same else found
+
+
+def _products(c: Candidates, *, batched: bool) -> Choice:
+    """Keeps the outputs of matrix products as far as they are read; where `batched`, of those with batch dimensions."""
+    eqns = [c.forward.jaxpr.eqns[c.equations[e]] if e >= 0 else None for e in c.maker]
+    kept = {i for i, eqn in enumerate(eqns) if eqn is not None and _is_product(eqn, batched)}
+    once = {i for i, e in enumerate(c.maker) if e >= 0 and c.fixed[e]}
+    there = Choice(kept=tuple(sorted(kept | once)))
+    runs = c.recomputed(there)
+    read = set(np.flatnonzero(c.is_residual).tolist()) | {v for e in np.flatnonzero(runs) for v in c.reads[e]}
+    inputs = set(np.flatnonzero(c.is_input).tolist())
+    return Choice(kept=tuple(sorted((kept | once | inputs) & read)))
+
+
+def _is_product(eqn, batched: bool) -> bool:
+    return eqn.primitive.name == "dot_general" and (batched or not any(eqn.params["dimension_numbers"][1]))

@@ -1,0 +1,139 @@
+"""`fit` against made-up compilers: what it promises whatever they say."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxmem.errors import BudgetInfeasible
+from jaxmem.remat.auto import Measured, Rates, fit, pose_call
+from jaxmem.remat.auto._assign import smallest, within
+from jaxmem.remat.auto._standard import standard
+
+LAYERS, ROWS, WIDTH = 6, 4096, 64
+
+
+def layer(x, w):
+    for name in ("a", "b", "c"):
+        x = x + jnp.tanh(jnp.sin(x) @ w[name])
+    return x
+
+
+def scanned(weights, x):
+    return jax.lax.scan(lambda x, w: (layer(x, w), None), x, weights)[0].sum()
+
+
+def unrolled(weights, x):
+    for i in range(LAYERS):
+        x = layer(x, jax.tree.map(lambda w: w[i], weights))  # noqa: B023  used at once
+    return x.sum()
+
+
+@functools.cache
+def problem(model=scanned):
+    w = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32)
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+    return pose_call(model, (dict.fromkeys("abc", w), x), {}, Rates.of(None))
+
+
+class Compiler:
+    """Needs other bytes than the model thinks, by an offset and a factor, and a whim of its own."""
+
+    def __init__(self, *, factor=1.1, offset=3_000_000, whim=0.0, seconds=None):
+        self.factor, self.offset, self.whim, self.seconds = factor, offset, whim, seconds
+        self.asked = []
+
+    def peak(self, assignment):
+        whim = self.whim * (assignment.kept_bytes // 1000 % 7 - 3) / 3
+        return int(assignment.total_bytes * (self.factor + whim)) + self.offset
+
+    def __call__(self, assignment):
+        self.asked.append(assignment)
+        return Measured(peak_bytes=self.peak(assignment), seconds=self.seconds and self.seconds(assignment))
+
+
+def ends():
+    compiler, plain = Compiler(), standard(problem())
+    return compiler.peak(plain["full"]), compiler.peak(plain["none"])
+
+
+@pytest.mark.parametrize("whim", [0.0, 0.05])
+@pytest.mark.parametrize("objective", ["seconds", "flops"])
+def test_the_peak_stays_within_the_budget_in_at_most_six_compiles(objective, whim):
+    low, high = ends()
+    for share in (0.05, 0.3, 0.5, 0.8, 1.5):
+        compiler = Compiler(whim=whim)
+        budget = int(low + share * (high - low) + whim * high)
+        found = fit(problem(), budget, compiler, objective=objective)
+        assert found.best.peak_bytes == compiler.peak(found.best.assignment) <= budget
+        assert found.compiles == len(compiler.asked) <= 6
+
+
+def test_the_choice_is_the_cheapest_that_the_compiler_would_take():
+    low, high = ends()
+    for share in (0.2, 0.4, 0.6):
+        compiler, budget = Compiler(), int(low + share * (high - low))
+        found = fit(problem(), budget, compiler, objective="flops")
+        room = (0.99 * budget - compiler.offset) / compiler.factor  # were the model corrected from the start
+        assert found.best.assignment.price <= within(problem(), room, objective="flops", offload=False).price * 1.001
+        assert found.compiles <= 3
+
+
+def test_what_is_known_makes_the_first_proposal_exact():
+    low, high = ends()
+    first = fit(problem(), int(low + 0.5 * (high - low)), Compiler(), objective="flops")
+    again = Compiler()
+    second = fit(problem(), int(low + 0.5 * (high - low)), again, objective="flops", earlier=first.trials)
+    assert not again.asked and second.compiles == 0
+    assert second.best.assignment.choices == first.best.assignment.choices
+
+
+def test_a_larger_budget_never_gets_a_worse_choice():
+    low, high = ends()
+    trials, prices = (), {}
+    for share in (0.5, 0.1, 0.9, 0.3, 0.7, 0.2, 0.6):
+        found = fit(problem(), int(low + share * (high - low)), Compiler(whim=0.05), earlier=trials)
+        trials = found.trials
+    for share in (0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.9):
+        budget = int(low + share * (high - low))
+        prices[share] = fit(problem(), budget, Compiler(whim=0.05), earlier=trials).best.assignment.price
+    assert list(prices.values()) == sorted(prices.values(), reverse=True)
+
+
+def test_the_smallest_peak_reached_is_named():
+    compiler = Compiler()
+    with pytest.raises(BudgetInfeasible, match="MiB as the smallest") as raised:
+        fit(problem(), compiler.offset, compiler)
+    assert smallest(problem()).choices in [asked.choices for asked in compiler.asked]
+    assert f"{min(map(compiler.peak, compiler.asked)) / 2**20:.1f}" in str(raised.value)
+
+
+def test_the_compilers_seconds_decide_where_there_are_any():
+    slow = Compiler(seconds=lambda assignment: 1.0 + assignment.kept_bytes / 1e9)  # whatever is kept makes it slower
+    _, high = ends()
+    found = fit(problem(), 2 * high, slow)
+    assert found.best.assignment.choices == smallest(problem()).choices
+    fast = Compiler(seconds=lambda assignment: 1.0 - assignment.kept_bytes / 1e9)
+    found = fit(problem(), 2 * high, fast)
+    assert found.best.seconds <= min(fast.seconds(assignment) for assignment in standard(problem()).values())
+    assert found.compiles <= 6
+
+
+def test_different_members_of_unrolled_blocks_fill_the_budget():
+    many = problem(unrolled)
+    compiler = Compiler(factor=1.0, offset=0)
+    enough = fit(many, 10**9, compiler, objective="flops").best.peak_bytes
+    least = compiler.peak(standard(many)["full"])
+    budget = (enough + least) // 2
+    found = fit(many, budget, compiler, objective="flops")
+    assert len(set(found.best.assignment.choices.values())) > 1
+    assert 0.9 * budget <= found.best.peak_bytes <= budget
+
+
+@pytest.mark.parametrize("name", ["full", "dots_no_batch", "dots", "none"])
+def test_no_built_in_policy_is_cheaper(name):
+    plain = standard(problem(), objective="flops")
+    compiler = Compiler(factor=1.0, offset=0)
+    found = fit(problem(), int(1.01 * compiler.peak(plain[name])), compiler, objective="flops")
+    assert found.best.assignment.price <= plain[name].price * (1 + 1e-9)
