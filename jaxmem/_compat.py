@@ -141,6 +141,23 @@ def transpose_into(vjp, refs: list, cotangent: Any) -> tuple:
     return vjp.with_refs(*[jax.ad.GradValue() if ref is None else ref for ref in refs])(cotangent)  # pyright: ignore
 
 
+def pull_back(vjp, cotangents: list) -> list:
+    """What a function of `jax.vjp` of flat arguments makes of cotangents, a `SymbolicZero` of which counts as none.
+
+    None for a gradient that is zero because nothing leads there. The function itself takes and gives arrays of zeros
+    instead, which times an infinite derivative are NaN. Touches `ValAccum`, which has no public equivalent, and
+    `vjp.with_refs`, which takes it.
+    """
+    from jax._src.interpreters.ad import ValAccum
+    from jax.interpreters.ad import Zero
+
+    _, inputs = linear_program(vjp, vjp.in_tree.num_leaves)
+    sums = [ValAccum(v.aval.to_ct_aval()) for v in inputs]
+    given = [Zero(c.aval) if isinstance(c, jax.custom_derivatives.SymbolicZero) else c for c in cotangents]
+    vjp.with_refs(*sums)(given)
+    return [None if isinstance(total, Zero) else total for total in (each.freeze() for each in sums)]
+
+
 _NOT_IN_PLACE = ("optimization_barrier",) if jax.__version_info__ >= (0, 12) else ("slice", "shard_map")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxmem._compat import effect_names
 from jaxmem.remat._kept import num_bytes
 from jaxmem.remat.auto._costs import COLLECTIVES, VIEWS, constant_cost, equation_cost, keep_seconds, offload_seconds
-from jaxmem.remat.auto._forward import Forward
+from jaxmem.remat.auto._forward import Forward, happens_once
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.blocks._facts import is_value
 
@@ -179,7 +179,7 @@ def candidates(forward: Forward, free: Callable[[int], bool], rates: Rates) -> C
 
 
 def _runs_once(eqn) -> bool:
-    return eqn.primitive.name in COLLECTIVES or bool(effect_names(eqn) - {"NamedAxisEffect"})
+    return eqn.primitive.name in COLLECTIVES or happens_once(eqn)
 
 
 def _constants(forward: Forward) -> set[int]:

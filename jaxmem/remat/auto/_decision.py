@@ -13,7 +13,7 @@ from jaxmem.remat.auto._problem import Problem, pose, program_of
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.auto._solution import Solution, describe
 
-_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, bool, int, float, complex)
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,9 +43,8 @@ class Decision:
 
         def decided(*args, **kwargs):
             call = Call(fn, args, kwargs)
-            return call.result(
-                apply_choices(program_of(call, call.leaves), self.problem, self.assignment)(*call.leaves)
-            )
+            program = program_of(call, call.leaves)
+            return call.result(apply_choices(program, self.problem, self.assignment)(*program.consts, *call.leaves))
 
         return decided
 
@@ -64,7 +63,7 @@ def pose_call(fn: Callable, args: tuple, kwargs: dict[str, Any], rates: Rates, a
     if argnums is not None:
         chosen = frozenset(argnums)
         marked = tuple(jax.tree.map(lambda _, i=i: i in chosen, arg) for i, arg in enumerate(args))
-        differentiated = Call(fn, marked, jax.tree.map(lambda _: False, kwargs)).leaves
+        differentiated = call.arrays_of((marked, jax.tree.map(lambda _: False, kwargs)))
     return pose(program_of(call, call.leaves, differentiated), rates)
 
 
@@ -74,21 +73,25 @@ class Call:
     def __init__(self, fn: Callable, args: tuple, kwargs: dict[str, Any]):
         self._all, self._tree = jax.tree.flatten((args, kwargs))
         self._fn = fn
+        # Python numbers and strings are the function's own business: it may branch on them.
         self._is_array = [isinstance(x, _ARRAYS) for x in self._all]
-        self._numbers: list = []
+        self._fixed: list = []
         self._out_tree: Any = None
-        self.leaves = [x for x, yes in zip(self._all, self._is_array, strict=True) if yes]
+        self.leaves = self.arrays_of((args, kwargs))
+
+    def arrays_of(self, tree) -> list:
+        """The leaves of a tree like that of the arguments, where the arguments are arrays."""
+        return [x for x, yes in zip(jax.tree.leaves(tree), self._is_array, strict=True) if yes]
 
     def __call__(self, *arrays) -> list:
         given = iter(arrays)
         leaves = [next(given) if yes else x for x, yes in zip(self._all, self._is_array, strict=True)]
         args, kwargs = jax.tree.unflatten(self._tree, leaves)
         outs, self._out_tree = jax.tree.flatten(self._fn(*args, **kwargs))
-        # Python numbers stay what they are.
-        self._numbers = [x if isinstance(x, (bool, int, float, complex)) else None for x in outs]
-        return [x for x, number in zip(outs, self._numbers, strict=True) if number is None]
+        self._fixed = [(not isinstance(x, _ARRAYS), x) for x in outs]
+        return [x for (fixed, _), x in zip(self._fixed, outs, strict=True) if not fixed]
 
     def result(self, outs: list) -> Any:
-        """The outputs as the function returns them."""
+        """The outputs as the function returns them; Python numbers among them are what they were."""
         arrays = iter(outs)
-        return self._out_tree.unflatten([next(arrays) if n is None else n for n in self._numbers])
+        return self._out_tree.unflatten([x if fixed else next(arrays) for fixed, x in self._fixed])

@@ -13,6 +13,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from jaxmem._compat import effect_names
 from jaxmem.remat.auto._inline import inlined, run_equations
 from jaxmem.remat.blocks._facts import is_value
 
@@ -50,19 +51,22 @@ class Forward:
         """The equation, by its index, that makes a variable."""
         return {v: i for i, eqn in enumerate(self.jaxpr.eqns) for v in eqn.outvars}
 
-    def needed_for(self, wanted, known: Collection) -> list[int]:
-        """Indices of the equations that make the wanted atoms out of known variables and inputs, in order."""
+    def needed_for(self, wanted, known: Collection, *, effects: bool = False) -> list[int]:
+        """Indices of the equations that make the wanted atoms out of known variables and inputs, in order.
+
+        With `effects` also of those that print or call back.
+        """
         needed, chosen = {v for v in wanted if is_value(v)}, []
         for i in range(len(self.jaxpr.eqns) - 1, -1, -1):
             eqn = self.jaxpr.eqns[i]
-            if any(v in needed and v not in known for v in eqn.outvars):
+            if any(v in needed and v not in known for v in eqn.outvars) or (effects and happens_once(eqn)):
                 chosen.append(i)
                 needed.update(v for v in eqn.invars if is_value(v))
         return chosen[::-1]
 
-    def evaluate(self, wanted, known: dict) -> list:
-        """The wanted atoms, made out of known values of variables."""
-        eqns = [self.jaxpr.eqns[i] for i in self.needed_for(wanted, known.keys())]
+    def evaluate(self, wanted, known: dict, *, effects: bool = False) -> list:
+        """The wanted atoms, made out of known values of variables; with `effects` what prints does so."""
+        eqns = [self.jaxpr.eqns[i] for i in self.needed_for(wanted, known.keys(), effects=effects)]
         env = dict(zip(self.jaxpr.constvars, self.consts, strict=True)) | known
         made = {v for eqn in eqns for v in eqn.outvars} - env.keys()
         outputs = list(dict.fromkeys(v for v in wanted if is_value(v) and v in made))
@@ -108,6 +112,11 @@ def capture(fn: Callable[..., Sequence], inputs: Sequence, differentiated: Seque
         differentiated=tuple(differentiated),
         vjp_tree=trees["vjp"],
     )
+
+
+def happens_once(eqn) -> bool:
+    """Whether an equation does something besides its outputs, like a print."""
+    return bool(effect_names(eqn) - {"NamedAxisEffect"})
 
 
 def is_float(aval) -> bool:

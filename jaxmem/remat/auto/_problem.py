@@ -1,6 +1,7 @@
 """`Problem`: a function's blocks, the distinct ones once, with what is kept outside of them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,12 +14,15 @@ from jaxmem.remat.auto._candidates import candidates
 from jaxmem.remat.auto._forward import Forward, capture, is_float
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.auto._solve import Group
-from jaxmem.remat.blocks import apply_at_blocks
+from jaxmem.remat.blocks._apply import evaluate
 from jaxmem.remat.blocks._blocks import plan_of
 from jaxmem.remat.blocks._facts import Facts, body_of
-from jaxmem.remat.blocks._plan import with_cheap_inputs
+from jaxmem.remat.blocks._plan import Plan, interval, with_cheap_inputs
 from jaxmem.remat.blocks._repeats import Tokens
 from jaxmem.remat.blocks._search import intervals
+
+_DEBUG_INFO = jex.DebugInfo("jaxmem auto", "jaxmem.remat.auto", None, None)
+WHOLE = "whole"  # the name of the block of a function in which nothing repeats
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,21 +30,27 @@ class Program:
     """A function of flat arrays, traced.
 
     Args:
-      closed: its jaxpr.
+      closed: its jaxpr, of what the function closes over and then of its arguments; itself without constants.
+      consts: what the function closes over.
       differentiated: which inputs may get a gradient.
     """
 
     closed: jex.ClosedJaxpr
+    consts: tuple
     differentiated: tuple[bool, ...]
 
-    def __call__(self, *args) -> list:
-        return jex.jaxpr_as_fun(self.closed)(*args)
+    def __call__(self, *inputs) -> list:
+        return jex.jaxpr_as_fun(self.closed)(*inputs)
+
+    @functools.cached_property
+    def plan(self) -> Plan | None:
+        """The blocks; the whole function where there are none; None where nothing in it may run a second time."""
+        return plan_of(self.closed) or _whole(self.closed)
 
     def apply(self, wrap: Callable) -> Callable[..., list]:
-        """The function with `wrap(fn, scanned=, name=)` round each block; round the whole of it where there is none."""
-        if plan_of(self.closed) is None:
-            return wrap(self.__call__, scanned=False, name=WHOLE)
-        return apply_at_blocks(self.closed, wrap)
+        """The function of `consts` and arguments with `wrap(fn, scanned=, name=)` round each block."""
+        plan = self.plan
+        return self.__call__ if plan is None else lambda *inputs: evaluate(plan, (), inputs, wrap)
 
     def kept_bytes(self, fn: Callable[..., list]) -> int:
         """Bytes that differentiating `fn`, this function or what `apply` made of it, keeps."""
@@ -50,18 +60,15 @@ class Program:
         )
 
     def split(self) -> tuple[list, list]:
-        """Shapes of the inputs that may get a gradient, and of the others."""
-        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.closed.jaxpr.invars]
-        pairs = list(zip(shapes, self.differentiated, strict=True))
-        return [shape for shape, yes in pairs if yes], [shape for shape, yes in pairs if not yes]
+        """Types of the inputs that may get a gradient, and of the others."""
+        avals = [v.aval for v in self.closed.jaxpr.invars]  # with the mesh axes that they vary over
+        pairs = list(zip(avals, self.differentiated, strict=True))
+        return [aval for aval, yes in pairs if yes], [aval for aval, yes in pairs if not yes]
 
     def joined(self, given, rest) -> list:
         """The inputs that `split` took apart."""
         given, rest = iter(given), iter(rest)
         return [next(given) if yes else next(rest) for yes in self.differentiated]
-
-
-WHOLE = "whole"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,7 +93,7 @@ class Problem:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Found:
+class FoundBlock:
     """A block in the program; blocks of the same `key` are alike."""
 
     name: str
@@ -96,16 +103,33 @@ class _Found:
 
 
 def program_of(fn: Callable[..., Sequence], avals: Sequence, differentiated: Sequence[bool] | None = None) -> Program:
-    """Traces a function of flat arrays; without `differentiated` all floating inputs may get a gradient."""
+    """Traces a function of flat arrays; without `differentiated` all floating inputs may get a gradient.
+
+    Of what it closes over, what is traced may: weights of a model round it. Arrays do not.
+    """
     closed = jax.make_jaxpr(fn)(*avals)
-    floats = tuple(is_float(v.aval) for v in closed.jaxpr.invars)
-    given = floats if differentiated is None else tuple(a and b for a, b in zip(floats, differentiated, strict=True))
-    return Program(closed=closed, differentiated=given)
+    jaxpr, consts = closed.jaxpr, tuple(closed.consts)
+    outer = tuple(is_float(jax.typeof(c)) and isinstance(c, jax.core.Tracer) for c in consts)
+    given = tuple(is_float(v.aval) for v in jaxpr.invars)
+    if differentiated is not None:
+        given = tuple(a and b for a, b in zip(given, differentiated, strict=True))
+    if consts:  # a custom rule must be given what it differentiates
+        inputs = [*jaxpr.constvars, *jaxpr.invars]
+        closed = jex.ClosedJaxpr(jex.Jaxpr((), inputs, jaxpr.outvars, jaxpr.eqns, jaxpr.effects, _DEBUG_INFO), ())
+    return Program(closed=closed, consts=consts, differentiated=outer + given)
+
+
+def _whole(closed: jex.ClosedJaxpr) -> Plan | None:
+    """All of a function as one block, but for what prints and is read nowhere."""
+    jaxpr, _ = body_of(closed)
+    facts = Facts(jaxpr, frozenset(jaxpr.invars))
+    block = interval(facts, "structure", WHOLE, 0, len(facts.eqns), split=False)
+    return None if block is None else Plan(facts=facts, items=(block,))
 
 
 def pose(program: Program, rates: Rates) -> Problem:
     """Finds the blocks of a function and what differentiating each distinct one keeps."""
-    found = {block.name: block for block in _find(program.closed)}
+    found = {block.name: block for block in program_blocks(program)}
     flags, captured = _look(program, found)
     at: dict[Any, int] = {}
     groups, group_of = [], {}
@@ -134,13 +158,12 @@ def pose(program: Program, rates: Rates) -> Problem:
     )
 
 
-def _find(closed: jex.ClosedJaxpr) -> list[_Found]:
-    plan = plan_of(closed)
-    if plan is None:
-        jaxpr, _ = body_of(closed)
-        return [_Found(name=WHOLE, times=1, free=(True,) * len(jaxpr.invars), key=WHOLE)]
+def program_blocks(program: Program) -> list[FoundBlock]:
+    """The blocks of a program."""
+    if program.plan is None:
+        return []
     found, tokens = [], {}
-    for inner, item, times in intervals(plan):
+    for inner, item, times in intervals(program.plan):
         facts = inner.facts
         numbers = tokens.setdefault(id(facts), Tokens(facts))
         for i, part in enumerate(item.parts):
@@ -148,7 +171,7 @@ def _find(closed: jex.ClosedJaxpr) -> list[_Found]:
             inputs, outputs = facts.inputs(indices), facts.outputs(part)
             free = tuple(v in facts.free for v in inputs)
             found.append(
-                _Found(
+                FoundBlock(
                     name=item.name if len(item.parts) == 1 else f"{item.name}.{i + 1}",
                     times=times,
                     free=free,
@@ -172,7 +195,7 @@ def _structure(tokens: Tokens, facts: Facts, indices, inputs, outputs) -> tuple:
     return ids, tuple(wiring), tuple(number[v] for v in outputs), effects
 
 
-def _look(program: Program, found: dict[str, _Found]) -> tuple[dict[str, tuple[bool, ...]], dict[Any, Forward]]:
+def _look(program: Program, found: dict[str, FoundBlock]) -> tuple[dict[str, tuple[bool, ...]], dict[Any, Forward]]:
     """Differentiates with a rule that looks: which inputs of each block get a gradient, and its forward pass with that.
 
     The rule is traced where the block is, with the axis names and types of a `shard_map` round it.

@@ -6,14 +6,12 @@ is the price; gradients of gradients work, since both rules are programs.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+from jaxmem._compat import pull_back
 from jaxmem.remat.auto._forward import Forward, is_float
 from jaxmem.remat.blocks._facts import is_value
 
@@ -48,7 +46,7 @@ def realise(
         program, kept, offloaded = decided[differentiated]
         known = dict(zip(program.jaxpr.invars, inputs, strict=True))
         wanted = [*program.outputs, *kept, *offloaded]
-        values = program.evaluate(wanted, known)
+        values = program.evaluate(wanted, known, effects=True)
         outs, values = values[: program.num_outputs], values[program.num_outputs :]
         used = _inputs_used(program, {*kept, *offloaded})
         device, host = values[: len(kept)], [to_host(value) for value in values[len(kept) :]]
@@ -76,18 +74,17 @@ class _Backward:
 
     def __call__(self, device, host, cotangents):
         program, names, away, scanned = self.key
-        cotangents = [_array(c) for c in cotangents]
         known = {*names, *away}
         if not scanned and program.needed_for(program.residuals, known):
             # Cotangents are there only when the backward pass has come here: nothing is recomputed before.
-            arrays = [c for c in cotangents if c.dtype != jax.dtypes.float0]
+            arrays = [c for c in cotangents if _is_array(c)]
             device, host, arrays = lax.optimization_barrier((device, host, arrays))
             arrays = iter(arrays)
-            cotangents = [c if c.dtype == jax.dtypes.float0 else next(arrays) for c in cotangents]
+            cotangents = [next(arrays) if _is_array(c) else c for c in cotangents]
         values = dict(zip((*names, *away), (*device, *map(to_device, host)), strict=True))
         with jax.named_scope(_RECOMPUTED):
             residuals = program.evaluate(program.residuals, values)
-        gradients = iter(jax.tree.unflatten(program.vjp_tree, residuals)(cotangents))
+        gradients = iter(pull_back(jax.tree.unflatten(program.vjp_tree, residuals), list(cotangents)))
         return [next(gradients) if yes else None for yes in program.differentiated]
 
 
@@ -109,10 +106,5 @@ def _inputs_used(program: Forward, kept: set) -> list:
     return [v for v in program.jaxpr.invars if v in read and v not in kept]
 
 
-def _array(cotangent):
-    if not isinstance(cotangent, SymbolicZero):
-        return cotangent
-    aval: Any = cotangent.aval
-    if aval.dtype == jax.dtypes.float0:
-        return np.zeros(aval.shape, jax.dtypes.float0)
-    return jnp.zeros(aval.shape, aval.dtype)
+def _is_array(cotangent) -> bool:
+    return not isinstance(cotangent, SymbolicZero) and cotangent.dtype != jax.dtypes.float0

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.extend.core as jex
+from jax import lax
 
 from jaxmem._compat import name_stack, scan_layout
 from jaxmem.remat._nested_scan import nested_scan_of
@@ -33,7 +34,10 @@ def evaluate(plan: Plan, consts, args, wrap: Callable, *, scanned: bool = False)
         if indices:
             inputs = facts.inputs(indices)
             fn = _function([facts.eqns[i] for i in indices], inputs, outputs)
-            env.update(zip(outputs, around(fn)(*map(read, inputs)), strict=True))
+            made = around(fn)(*map(read, inputs))
+            # A custom rule gives derivatives to all of its outputs, also to those that must not have one.
+            made = [lax.stop_gradient(x) if v in facts.constant else x for v, x in zip(outputs, made, strict=True)]
+            env.update(zip(outputs, made, strict=True))
 
     at = 0
     for item in (*plan.items, None):

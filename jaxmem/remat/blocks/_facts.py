@@ -1,6 +1,7 @@
 """What the block cutter knows of one jaxpr: who makes and reads each value, and what a backward pass would keep."""
 
 import collections
+import functools
 import itertools
 from typing import Any, TypeGuard
 
@@ -121,6 +122,17 @@ class Facts:
         made = [sum(num_bytes(v.aval) for v in eqn.outvars if v in needed) for eqn in self.eqns]
         inner = [extra for _, extra in self.kept]
         self.kept_before = list(itertools.accumulate(map(sum, zip(made, inner, strict=True)), initial=0))
+
+    @functools.cached_property
+    def constant(self) -> set:
+        """Floating values that no derivative leads through, whatever is differentiated: behind a `stop_gradient`."""
+        found = set()
+        for eqn in self.eqns:
+            read = [v for v in eqn.invars if is_value(v) and is_float(v)]
+            stopped = read and all(v in found for v in read)
+            if stopped or eqn.primitive.name == "stop_gradient":
+                found.update(v for v in eqn.outvars if is_float(v))
+        return found
 
     def num_heavy(self, start: int, stop: int) -> int:
         return self.heavy_before[stop] - self.heavy_before[start]
