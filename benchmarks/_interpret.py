@@ -26,10 +26,13 @@ def interpret(closed: jex.ClosedJaxpr, *args) -> list:
     """
     jaxpr, consts = body_of(closed)
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+    def read(atom):
+        return env[atom] if is_value(atom) else atom.val
+
     for eqn in jaxpr.eqns:
-        values = [env[v] if is_value(v) else v.val for v in eqn.invars]
-        env.update(zip(eqn.outvars, _run(eqn, values), strict=True))
-    return [env[v] if is_value(v) else v.val for v in jaxpr.outvars]
+        env.update(zip(eqn.outvars, _run(eqn, [read(v) for v in eqn.invars]), strict=True))
+    return [read(v) for v in jaxpr.outvars]
 
 
 def _run(eqn, values: list) -> list:
@@ -85,4 +88,4 @@ def _stack(rows):
 
 
 def _is_key(x) -> bool:
-    return hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.extended)

@@ -11,6 +11,7 @@ import collections
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks._harness import emit
@@ -38,13 +39,14 @@ def relative_error(got, want) -> float:
     largest = [float(np.abs(b).max()) for _, b in pairs]
     floor = 1e-3 * max(largest, default=0.0) or 1.0
     return max(
-        (float(np.abs(a - b).max()) / max(size, floor) for (a, b), size in zip(pairs, largest, strict=True)), default=0.0
+        (float(np.abs(a - b).max()) / max(size, floor) for (a, b), size in zip(pairs, largest, strict=True)),
+        default=0.0,
     )
 
 
 def _array(leaf) -> np.ndarray:
     dtype = getattr(leaf, "dtype", None)
-    if dtype is not None and (dtype == jax.dtypes.float0 or jax.dtypes.issubdtype(dtype, jax.dtypes.extended)):
+    if dtype is not None and (dtype == jax.dtypes.float0 or jnp.issubdtype(dtype, jax.dtypes.extended)):
         return np.zeros(np.shape(leaf))
     return np.asarray(leaf, np.float64)
 

@@ -230,6 +230,14 @@ def test_linear_program_tells_the_arguments_among_its_inputs():
     assert _compat.linear_program(vjp, 0)[1] == []
 
 
+def test_pull_back_knows_which_gradients_are_zero():
+    _, vjp = jax.vjp(lambda a, b: [jnp.sqrt(a), jnp.sin(b)], 0.0, 0.0)
+    nothing = jax.custom_derivatives.SymbolicZero(jax.typeof(0.0))
+    assert vjp([0.0, 1.0])[0] != 0  # NaN: zero times infinity
+    assert _compat.pull_back(vjp, [nothing, jnp.float32(1.0)]) == [None, 1.0]
+    assert _compat.pull_back(vjp, [nothing, nothing]) == [None, None]
+
+
 def test_discharge_leaves_no_mutable_array_and_names_the_additions():
     closed = jax.make_jaxpr(lambda acc, w, x: add_into(over_layers, acc, w, x))(STACK, STACK, jnp.ones(3))
     pure = _compat.discharge(closed, "here")

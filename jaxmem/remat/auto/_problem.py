@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+from jax.core import Tracer
 
 from jaxmem._compat import effect_names
 from jaxmem.remat._kept import kept_values, num_bytes
@@ -109,7 +110,7 @@ def program_of(fn: Callable[..., Sequence], avals: Sequence, differentiated: Seq
     """
     closed = jax.make_jaxpr(fn)(*avals)
     jaxpr, consts = closed.jaxpr, tuple(closed.consts)
-    outer = tuple(is_float(jax.typeof(c)) and isinstance(c, jax.core.Tracer) for c in consts)
+    outer = tuple(is_float(jax.typeof(c)) and isinstance(c, Tracer) for c in consts)
     given = tuple(is_float(v.aval) for v in jaxpr.invars)
     if differentiated is not None:
         given = tuple(a and b for a, b in zip(given, differentiated, strict=True))

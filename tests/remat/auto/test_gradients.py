@@ -34,7 +34,7 @@ def test_one_block_several_and_a_scan():
 def test_an_infinite_derivative_that_is_stopped_gives_no_nan(form):
     def body(h, w):
         h = layer(h, w)
-        return h, jnp.sqrt(h)  # at 0
+        return h, jnp.sqrt(jnp.abs(h))  # at 0
 
     def looped(ws, x):
         roots = []
@@ -51,11 +51,13 @@ def test_an_infinite_derivative_that_is_stopped_gives_no_nan(form):
 
 
 def test_what_comes_out_of_a_block_behind_a_stop_has_no_derivative():
+    def doubled_until(bound):  # which JAX refuses to differentiate
+        return lax.while_loop(lambda s: s < bound, lambda s: 2 * s, 1.0)
+
     def loss(ws, x):
         for w in ws:
             x = layer(x, w)
-            bound = lax.stop_gradient(x).sum() + 3
-            x = x * lax.while_loop(lambda s: s < bound, lambda s: 2 * s, 1.0)  # which JAX refuses to differentiate
+            x = x * doubled_until(lax.stop_gradient(x).sum() + 3)
         return x
 
     assert_same(loss, STACK, X, argnums=(0, 1))
@@ -92,7 +94,7 @@ def test_closed_over_arrays_and_tracers():
         )
 
 
-def test_effects_happen_once(capfd):
+def test_effects_happen_once():
     calls = []
 
     def note(value):
@@ -100,24 +102,24 @@ def test_effects_happen_once(capfd):
         return value
 
     def loss(x):
-        jax.debug.callback(note, jnp.sin(x).sum())
+        jax.debug.callback(calls.append, jnp.sin(x).sum())
         seen = io_callback(note, jax.ShapeDtypeStruct((), x.dtype), lax.stop_gradient(x).sum())
-        io_callback(note, None, lax.stop_gradient(jnp.cos(x)).sum())
+        io_callback(lambda value: calls.append(value), None, lax.stop_gradient(jnp.cos(x)).sum())
         return layer(x, W) * seen
 
     def once(ws, x):
         def body(h, w):
-            jax.debug.callback(note, h.sum())
+            jax.debug.callback(calls.append, h.sum())
             return layer(h, w), None
 
         return lax.scan(body, x, ws)[0]
 
-    for fn, args, times in ((loss, (X,), 3), (once, (STACK, X), 3)):
-        for budget in (None, 0.0, 0.5, 0.95):
+    for fn, args in ((loss, (X,)), (once, (STACK, X))):
+        for made in (fn, *(auto(fn, budget) for budget in (0.0, 0.5, 0.95))):
             calls.clear()
-            jax.block_until_ready(jax.grad(lambda *a: (auto(fn, budget) if budget is not None else fn)(*a).sum())(*args))
+            jax.block_until_ready(jax.grad(lambda *args, made=made: made(*args).sum())(*args))
             jax.effects_barrier()
-            assert len(calls) == times, (fn.__name__, budget)
+            assert len(calls) == 3, fn.__name__
 
 
 def test_nothing_to_differentiate():
@@ -125,4 +127,4 @@ def test_nothing_to_differentiate():
     assert auto(lambda i: i * 2, 0.5)(numbers).tolist() == [0, 2, 4, 6]
     assert auto(lambda: 1.0, 0.5)() == 1.0
     assert auto(lambda i: i * 2, 0.5).solve(numbers).plain_bytes == 0
-    assert_same(lambda x, i: x[i % 2] + layer(x, W)[:, :1], X, numbers)
+    assert_same(lambda x, i: x[i % 2] + layer(x, W)[:1], X, numbers)
