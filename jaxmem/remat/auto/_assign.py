@@ -1,6 +1,7 @@
 """`assign`: choices for all blocks of a function within one budget."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from jaxmem.remat.auto._candidates import Choice
 from jaxmem.remat.auto._mixtures import mixtures
@@ -51,6 +52,7 @@ def assign(
     working: bool = True,
     offload: bool = False,
     seconds: float = 10.0,
+    without: Sequence[Assignment] = (),
 ) -> Assignment | None:
     """The cheapest choices within a budget; None where there are none.
 
@@ -60,6 +62,7 @@ def assign(
       objective: "seconds" or "flops".
       offload: whether values may wait in host memory.
       seconds: for the solver.
+      without: what is known to be no solution, where all members of a group have the same choice.
     """
     outside = problem.base_bytes
     limits = Limits(
@@ -68,6 +71,7 @@ def assign(
         outside_bytes=outside,
         offload=offload,
         seconds=seconds,
+        without=tuple(filter(None, (_by_group(problem, each) for each in without))),
     )
     solved = solve(problem.groups, limits, objective)
     if solved is None:
@@ -80,6 +84,13 @@ def assign(
             if mixed.price < price:
                 members, price = mixed.members, mixed.price
     return _assignment(problem, members, price, bound)
+
+
+def _by_group(problem: Problem, assignment: Assignment) -> tuple[Choice, ...] | None:
+    found = [
+        {assignment.choices[n] for n, at in problem.group_of.items() if at == i} for i in range(len(problem.groups))
+    ]
+    return tuple(choice for (choice,) in found) if all(len(each) == 1 for each in found) else None
 
 
 def within(

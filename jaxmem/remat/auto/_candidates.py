@@ -8,7 +8,15 @@ import numpy as np
 
 from jaxmem._compat import effect_names
 from jaxmem.remat._kept import num_bytes
-from jaxmem.remat.auto._costs import COLLECTIVES, VIEWS, constant_cost, equation_cost, keep_seconds, offload_seconds
+from jaxmem.remat.auto._costs import (
+    COLLECTIVES,
+    VIEWS,
+    constant_cost,
+    equation_cost,
+    keep_seconds,
+    offload_seconds,
+    statistics,
+)
 from jaxmem.remat.auto._forward import Forward, happens_once
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.blocks._facts import is_value
@@ -156,7 +164,7 @@ def candidates(forward: Forward, free: Callable[[int], bool], rates: Rates) -> C
     inputs = [v for v in jaxpr.invars if v in held and v in read]
     made = [v for e in needed for v in jaxpr.eqns[e].outvars if v in read and num_bytes(v.aval) > 0]
     values, residuals = (*inputs, *made), {v for v in forward.residuals if is_value(v)}
-    constant = _constants(forward)
+    constant, split = _constants(forward), statistics(jaxpr)
     costs = [constant_cost() if e in constant else equation_cost(jaxpr.eqns[e], rates) for e in needed]
     sizes = [num_bytes(v.aval) for v in values]
     return Candidates(
@@ -172,7 +180,7 @@ def candidates(forward: Forward, free: Callable[[int], bool], rates: Rates) -> C
         is_residual=np.array([v in residuals for v in values], bool),
         seconds=np.array([cost.seconds for cost in costs]),
         flops=np.array([cost.flops for cost in costs]),
-        keep_seconds=np.array([keep_seconds(v.aval, rates) for v in values]),
+        keep_seconds=np.array([keep_seconds(v.aval, rates, split_bytes=split.get(v, 0)) for v in values]),
         offload_seconds=np.array([offload_seconds(v.aval, rates) for v in values]),
         fixed=np.array([_runs_once(jaxpr.eqns[e]) for e in needed], bool),
     )

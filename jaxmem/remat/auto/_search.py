@@ -12,6 +12,8 @@ from jaxmem.remat.auto._standard import repriced, standard
 
 _CLOSE = 0.99  # a peak of this share of the budget is not worth another compile
 _MARGIN = 0.002  # of the budget: how far below it to aim
+_NEAR = 1.02  # a peak of this share of the budget is one that another choice as cheap may bring below it
+_SAME_PRICE = 2e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,21 @@ class Search:
         return [t for t in self.trials if t.peak_bytes <= self.budget_bytes]
 
     def known(self, assignment: Assignment) -> Trial | None:
-        return next((t for t in self.trials if t.assignment.choices == assignment.choices), None)
+        """A trial of the same choices, or of such as a compiler will hardly tell from them."""
+        return next((t for t in self.trials if self._alike(t.assignment, assignment)), None)
+
+    def _alike(self, a: Assignment, b: Assignment) -> bool:
+        if a.choices == b.choices:
+            return True
+        if abs(a.price - b.price) > _SAME_PRICE * max(a.price, b.price):
+            return False
+        differ = 0
+        for name, at in self.problem.group_of.items():
+            group = self.problem.groups[at]
+            other = set(a.choices[name].kept) ^ set(b.choices[name].kept)
+            away = set(a.choices[name].offloaded) ^ set(b.choices[name].offloaded)
+            differ += group.times * int(group.candidates.value_bytes[[*other, *away]].sum())
+        return differ <= _MARGIN * self.budget_bytes
 
     def attempt(self, assignment: Assignment) -> Trial:
         found = self.measure(assignment)
@@ -99,27 +115,36 @@ class Search:
 
     def by_size(self, room: float) -> None:
         """The cheapest by the model, ever closer to the budget."""
-        least = self.standard["full"]
-        if self.trials:
-            room = self.corrected()
+        least, ceiling = self.standard["full"], float("inf")
         while self.compiles < self.max_compiles:
+            if self.trials:
+                room = min(self.corrected(), ceiling)
             found = within(self.problem, room, objective=self.objective, offload=self.offload)
-            proposal = found or least
-            trial = self.known(proposal)
-            if trial is None:
-                # The last compile is for what needs the least.
-                last = self.compiles == self.max_compiles - 1 and not self.fitting
-                trial = self.attempt(least if last else proposal)
-                room = self.corrected()
-            elif trial.peak_bytes > self.budget_bytes and found is not None:
-                room = min(room, trial.assignment.total_bytes) - _MARGIN * self.budget_bytes
+            trial = self.known(found or least)
+            if trial is not None:
+                if trial.peak_bytes <= self.budget_bytes or found is None:
+                    break
+                ceiling = trial.assignment.total_bytes - _MARGIN * self.budget_bytes
                 continue
-            else:
+            # The last compile is for what needs the least.
+            last = self.compiles == self.max_compiles - 1 and not self.fitting and self.known(least) is None
+            trial = self.attempt(least if last else found or least)
+            if self.budget_bytes < trial.peak_bytes <= _NEAR * self.budget_bytes:
+                trial = self.rival(trial) or trial
+            if trial.peak_bytes > self.budget_bytes:
+                continue
+            if trial.peak_bytes >= _CLOSE * self.budget_bytes or trial.assignment.price <= self.cheapest:
                 break
-            if _CLOSE * self.budget_bytes <= trial.peak_bytes <= self.budget_bytes:
-                break
-            if trial.peak_bytes <= self.budget_bytes and trial.assignment.price <= self.cheapest:
-                break
+
+    def rival(self, trial: Trial) -> Trial | None:
+        """What is as cheap as a choice that was just too large: bytes of the model are not exact to a per cent."""
+        room = trial.assignment.total_bytes + (_NEAR - 1) * self.budget_bytes
+        over = [t.assignment for t in self.trials if t.peak_bytes > self.budget_bytes]
+        found = assign(self.problem, room, objective=self.objective, offload=self.offload, without=over)
+        # One compile stays for what is smaller by the model.
+        if found is None or self.compiles >= self.max_compiles - 1 or self.known(found) is not None:
+            return None
+        return self.attempt(found) if found.price <= trial.assignment.price * (1 + _SAME_PRICE) else None
 
     def others(self) -> None:
         """What the model would not choose, but may be mistaken about."""

@@ -22,6 +22,7 @@ from jaxmem.remat.auto._candidates import Candidates, Choice
 from jaxmem.remat.auto._milp import Minimum, Rows, minimise
 
 TIME_LIMIT_SECONDS = 10.0
+_LARGE = 0.002  # of the budget: choices that differ in less are the same to a compiler
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,6 +71,8 @@ class Limits:
       offload: whether values may wait in host memory.
       seconds: the solver's time.
       byte_price: what a kept byte costs, for a choice without a budget.
+      without: choices, one per group, that are known to be no solution; others keep at least one large value more or
+        less.
     """
 
     budget_bytes: float
@@ -78,6 +81,7 @@ class Limits:
     offload: bool = False
     seconds: float = TIME_LIMIT_SECONDS
     byte_price: float = 0.0
+    without: tuple[tuple[Choice, ...], ...] = ()
 
 
 def solve(groups: Sequence[Group], limits: Limits, objective: str) -> Solved | None:
@@ -137,6 +141,8 @@ class _Program:
                 row = [(0, 1.0), *[(start + v, c.held_bytes[v] / self.unit) for v in residuals]]
                 self._require(row, float(c.held_bytes[residuals].sum()) / self.unit)
         self._require([(i, -a) for i, a in budget_row], -limits.budget_bytes / self.unit)
+        for choices in limits.without:
+            self._forbid(choices)
 
     def _there(self, start, n, runs, c, v):
         yield start + v, 1.0
@@ -144,6 +150,15 @@ class _Program:
             yield start + n + v, 1.0
         if c.maker[v] >= 0:
             yield runs + c.maker[v], 1.0
+
+    def _forbid(self, choices: Sequence[Choice]) -> None:
+        row, kept = [], 0
+        for group, start, choice in zip(self.groups, self.starts, choices, strict=True):
+            c = group.candidates
+            for v in np.flatnonzero(group.runs * c.value_bytes >= _LARGE * self.limits.budget_bytes):
+                kept += v in choice.kept
+                row.append((start + v, -1.0 if v in choice.kept else 1.0))
+        self._require(row, 1.0 - kept)
 
     def _require(self, row, lower: float) -> None:
         number = len(self.lower)
