@@ -16,10 +16,10 @@ from benchmarks._checkmate_stages import cut_stages, lay_out, least_peak_bytes
 
 # What a stage's gradients may read together, as a share of the largest operation's bytes: the first whose program has
 # no more than so many choices, or the last.
-AT_ONCE = (0.3, 0.5)
+AT_ONCE = (0.4, 0.5)
 CHOICES = 1800
 # A program that is not solved in so many seconds is improved by windows instead.
-WHOLE_SECONDS = 6.0
+WHOLE_SECONDS = 8.0
 WINDOW_SECONDS = 3.0
 WINDOW_LAYERS = 28
 WINDOW_STAGES = 6
