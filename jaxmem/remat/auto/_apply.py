@@ -38,7 +38,7 @@ def apply_choices(program: Program, problem: Problem, assignment: Assignment) ->
 
         return realise(fn, decide, scanned=scanned)
 
-    return program.apply(wrap)
+    return program.apply(wrap, assignment.segments)
 
 
 def _alike(found: Candidates, expected: Candidates) -> bool:

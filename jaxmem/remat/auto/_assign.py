@@ -21,6 +21,7 @@ class Assignment:
       working_bytes: of the block with the largest working set.
       recompute_flops, recompute_seconds: what runs a second time.
       price, bound: of the objective, and what no choice is cheaper than.
+      segments: lengths of the segments in which scans are run, by the name of the block that is their body.
     """
 
     choices: dict[str, Choice]
@@ -32,6 +33,7 @@ class Assignment:
     recompute_seconds: float
     price: float
     bound: float
+    segments: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def total_bytes(self) -> int:

@@ -8,6 +8,7 @@ from jaxmem.budget import Budget, parse_budget
 from jaxmem.errors import BudgetInfeasible, ConfigError
 from jaxmem.remat.auto._assign import Assignment, smallest, within, within_share
 from jaxmem.remat.auto._decision import Decision, pose_call
+from jaxmem.remat.auto._nested import nested
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.auto._solution import Solution
@@ -50,7 +51,10 @@ class Auto:
         found = within(problem, size, **options)
         if found is not None:
             return found
-        least = smallest(problem, objective=self._objective)
+        segments = nested(problem, objective=self._objective)
+        if segments is not None and segments.total_bytes <= size:
+            return segments
+        least = segments or smallest(problem, objective=self._objective)
         raise BudgetInfeasible(
             wanted=f"residuals and a working set within {format_bytes(size)}",
             got=f"at least {format_bytes(least.total_bytes)}: {format_bytes(least.kept_bytes)} of what blocks are "

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from jaxmem.remat.auto._solve import Group
 from jaxmem.remat.blocks._apply import evaluate
 from jaxmem.remat.blocks._blocks import plan_of
 from jaxmem.remat.blocks._facts import Facts, body_of
-from jaxmem.remat.blocks._plan import Plan, interval, with_cheap_inputs
+from jaxmem.remat.blocks._plan import Inside, Plan, interval, scanned_block, with_cheap_inputs
 from jaxmem.remat.blocks._repeats import Tokens
 from jaxmem.remat.blocks._search import intervals
 
@@ -48,10 +48,15 @@ class Program:
         """The blocks; the whole function where there are none; None where nothing in it may run a second time."""
         return plan_of(self.closed) or _whole(self.closed)
 
-    def apply(self, wrap: Callable) -> Callable[..., list]:
-        """The function of `consts` and arguments with `wrap(fn, scanned=, name=)` round each block."""
+    def apply(self, wrap: Callable, segments: Mapping[str, tuple[int, ...]] | None = None) -> Callable[..., list]:
+        """The function of `consts` and arguments with `wrap(fn, scanned=, name=)` round each block.
+
+        Scans are run in `segments`, as of `apply_at_blocks`.
+        """
         plan = self.plan
-        return self.__call__ if plan is None else lambda *inputs: evaluate(plan, (), inputs, wrap)
+        if plan is None:
+            return self.__call__
+        return lambda *inputs: evaluate(plan, (), inputs, wrap, segments=segments or {})
 
     def kept_bytes(self, fn: Callable[..., list]) -> int:
         """Bytes that differentiating `fn`, this function or what `apply` made of it, keeps."""
@@ -80,6 +85,7 @@ class Problem:
       groups: the distinct blocks.
       group_of: the group, by its index, of a block's name.
       free: by a block's name, which of its inputs are there anyway.
+      scans: lengths of the outermost scans, by the name of the block that is their body.
       base_bytes: kept outside of blocks.
       plain_bytes: kept without remat, by the whole function.
       rates: of the chip.
@@ -88,6 +94,7 @@ class Problem:
     groups: tuple[Group, ...]
     group_of: dict[str, int]
     free: dict[str, tuple[bool, ...]]
+    scans: dict[str, int]
     base_bytes: int
     plain_bytes: int
     rates: Rates
@@ -153,6 +160,7 @@ def pose(program: Program, rates: Rates) -> Problem:
         groups=tuple(groups),
         group_of=group_of,
         free={name: block.free for name, block in found.items()},
+        scans=_scans(program),
         base_bytes=max(0, around - inputs),
         plain_bytes=plain_bytes,
         rates=rates,
@@ -194,6 +202,19 @@ def _structure(tokens: Tokens, facts: Facts, indices, inputs, outputs) -> tuple:
     ids = tuple(tokens.ids[list(indices)].tolist())
     effects = tuple(sorted(name for i in indices for name in effect_names(facts.eqns[i])))
     return ids, tuple(wiring), tuple(number[v] for v in outputs), effects
+
+
+def _scans(program: Program) -> dict[str, int]:
+    plan, lengths = program.plan, {}
+    if plan is None:
+        return {}
+    for item in plan.items:
+        if isinstance(item, Inside):
+            eqn = plan.facts.eqns[item.start]
+            name = scanned_block(eqn, item)
+            if name is not None:
+                lengths[name] = eqn.params["length"]
+    return lengths
 
 
 def _look(program: Program, found: dict[str, FoundBlock]) -> tuple[dict[str, tuple[bool, ...]], dict[Any, Forward]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from jaxmem._units import format_bytes
 from jaxmem.errors import BudgetInfeasible
 from jaxmem.remat.auto._assign import Assignment, assign, plain, within
+from jaxmem.remat.auto._nested import nested
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._standard import repriced, standard
 
@@ -95,6 +96,8 @@ class Search:
         return next((t for t in self.trials if self._alike(t.assignment, assignment)), None)
 
     def _alike(self, a: Assignment, b: Assignment) -> bool:
+        if a.segments != b.segments:
+            return False
         if a.choices == b.choices:
             return True
         if abs(a.price - b.price) > _SAME_PRICE * max(a.price, b.price):
@@ -160,6 +163,9 @@ class Search:
 
     def _others(self) -> Iterator[Assignment]:
         yield self.standard["full"]
+        segments = nested(self.problem, objective=self.objective)
+        if segments is not None and not self.fitting:
+            yield segments
         if self.fitting:
             found = within(self.problem, self.corrected(), objective="flops", offload=self.offload)
             if found is not None:

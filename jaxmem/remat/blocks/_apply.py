@@ -1,6 +1,6 @@
 """Runs a jaxpr with a wrapper round each of its blocks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.extend.core as jex
@@ -17,13 +17,16 @@ from jaxmem.remat.blocks._facts import (
     is_value,
     nested_segments,
 )
-from jaxmem.remat.blocks._plan import Inside, Interval, Plan, with_cheap_inputs
+from jaxmem.remat.blocks._plan import Inside, Interval, Plan, scanned_block, with_cheap_inputs
 
+_NO_SEGMENTS: Mapping[str | None, tuple[int, ...]] = {}
 _DEBUG_INFO = jex.DebugInfo("jaxmem block", "jaxmem.remat.blocks", None, None)
 
 
-def evaluate(plan: Plan, consts, args, wrap: Callable, *, scanned: bool = False) -> list:
-    """The outputs of the plan's jaxpr. Equations run as JAX itself runs a jaxpr: with their scopes and source lines."""
+def evaluate(plan: Plan, consts, args, wrap: Callable, *, scanned: bool = False, segments=_NO_SEGMENTS) -> list:
+    """The outputs of the plan's jaxpr, its scans in the segments that are given for the name of the block in them.
+
+    Equations run as JAX itself runs a jaxpr: with their scopes and source lines."""
     facts = plan.facts
     env = dict(zip((*facts.jaxpr.constvars, *facts.jaxpr.invars), (*consts, *args), strict=True))
 
@@ -56,7 +59,7 @@ def evaluate(plan: Plan, consts, args, wrap: Callable, *, scanned: bool = False)
             run(item.rest, facts.outputs(item.rest))
         elif isinstance(item, Inside):
             eqn = facts.eqns[item.start]
-            outs = _run_with_bodies(facts, item, [read(v) for v in eqn.invars], wrap)
+            outs = _run_with_bodies(facts, item, [read(v) for v in eqn.invars], wrap, segments)
             env.update(zip(eqn.outvars, outs, strict=True))
         at = end if item is None else item.stop
     return [read(v) for v in facts.jaxpr.outvars]
@@ -72,7 +75,7 @@ def _function(eqns, inputs, outputs) -> Callable:
     return block
 
 
-def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable) -> list:
+def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable, segments) -> list:
     """One equation, its bodies traced again with their blocks wrapped; everything else about it stays."""
     eqn = facts.eqns[item.start]
     name, scanned = eqn.primitive.name, eqn.primitive.name == "scan" and eqn.params["length"] > 1
@@ -82,7 +85,7 @@ def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable) -> 
         (plan,) = filter(None, item.plans)
 
         def inner(*args):
-            return list(evaluate(plan, body_of(given[0])[1], args, wrap))
+            return list(evaluate(plan, body_of(given[0])[1], args, wrap, segments=segments))
 
         if name == "shard_map":
             inner = _shard_map(eqn, inner)
@@ -95,13 +98,14 @@ def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable) -> 
         if plan is not None:
 
             def body(*args, plan=plan, consts=consts):
-                return evaluate(plan, consts, args, wrap, scanned=scanned)
+                return evaluate(plan, consts, args, wrap, scanned=scanned, segments=segments)
 
             param = jax.make_jaxpr(body)(*[v.aval for v in jaxpr.invars])
         new.append(param)
-    if nested_segments(eqn):
+    cuts = nested_segments(eqn) or segments.get(scanned_block(eqn, item))
+    if cuts:
         num_consts, num_carry, _ = scan_layout(eqn)
-        return nested_scan_of(new[0], nested_segments(eqn), eqn.params, num_consts, num_carry, args)
+        return nested_scan_of(new[0], cuts, eqn.params, num_consts, num_carry, args)
     params = eqn.params | {key: tuple(new) if isinstance(eqn.params[key], (tuple, list)) else new[0]}
     values = {v: value for v, value in zip(eqn.invars, args, strict=True) if is_value(v)}
     return _function([eqn.replace(params=params)], list(values), eqn.outvars)(*values.values())

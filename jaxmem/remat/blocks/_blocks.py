@@ -1,7 +1,7 @@
 """`find_blocks` and `apply_at_blocks`: the blocks of a jaxpr, looked at and wrapped."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax.extend.core as jex
 
@@ -76,13 +76,17 @@ def find_blocks(closed_jaxpr: jex.ClosedJaxpr) -> tuple[Block, ...]:
     )
 
 
-def apply_at_blocks(closed_jaxpr: jex.ClosedJaxpr, wrap: Callable) -> Callable[..., list]:
+def apply_at_blocks(
+    closed_jaxpr: jex.ClosedJaxpr, wrap: Callable, segments: Mapping[str, tuple[int, ...]] | None = None
+) -> Callable[..., list]:
     """A function of the jaxpr's inputs that computes its outputs with `wrap` round each block.
 
     Args:
       closed_jaxpr: e.g. from `jax.make_jaxpr`.
       wrap: `wrap(fn, *, scanned, name) -> fn`. `fn` takes what the block reads from outside, weights included, and
         returns a list; `scanned` says that it is the body of a `lax.scan`.
+      segments: by the name of a block that is the whole body of a scan, lengths of the segments in which the scan is
+        run, as of `nested_scan`; the block must be in a checkpoint.
 
     >>> import jax, jax.numpy as jnp
     >>> def loss(weights, x):
@@ -99,7 +103,7 @@ def apply_at_blocks(closed_jaxpr: jex.ClosedJaxpr, wrap: Callable) -> Callable[.
     if plan is None:
         return jex.jaxpr_as_fun(closed_jaxpr)
     consts = body_of(closed_jaxpr)[1]
-    return lambda *args: evaluate(plan, consts, args, wrap)
+    return lambda *args: evaluate(plan, consts, args, wrap, segments=segments or {})
 
 
 def plan_of(closed_jaxpr: jex.ClosedJaxpr) -> Plan | None:

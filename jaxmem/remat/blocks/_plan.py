@@ -151,3 +151,13 @@ def carry_bytes(eqn) -> int:
     """Bytes of the carry of a scan equation."""
     num_consts, num_carry, _ = scan_layout(eqn)
     return sum(num_bytes(v.aval) for v in eqn.invars[num_consts : num_consts + num_carry])
+
+
+def scanned_block(eqn, item: Inside) -> str | None:
+    """The name of the block that is the whole body of a scan of several steps; None where there is none."""
+    if eqn.primitive.name != "scan" or eqn.params["length"] < 2 or item.plans[0] is None:
+        return None
+    inner = item.plans[0].items
+    if len(inner) != 1 or not isinstance(inner[0], Interval) or inner[0].kind != "scan" or len(inner[0].parts) != 1:
+        return None
+    return inner[0].name

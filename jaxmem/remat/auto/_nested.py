@@ -1,0 +1,40 @@
+"""`nested`: fewer bytes than one input a layer, for scans that are long enough to be run in segments."""
+
+import dataclasses
+import math
+
+from jaxmem.remat.auto._assign import Assignment, smallest
+from jaxmem.remat.auto._problem import Problem
+
+_SHORTEST = 4  # steps of a scan that is worth segments
+
+
+def nested(problem: Problem, *, objective: str = "seconds") -> Assignment | None:
+    """Every scan of N blocks in segments of about sqrt(N), of which each keeps its first input; None without scans.
+
+    While a segment is differentiated it keeps an input a layer, and runs twice more: once for those inputs, and each
+    layer once for its own backward pass. After Chen et al. 2016 (https://arxiv.org/abs/1604.06174).
+    """
+    least = smallest(problem, objective=objective)
+    segments, saved, working, again = {}, 0, 0, 0.0
+    for name, length in problem.scans.items():
+        if name not in problem.group_of:
+            continue
+        c = problem.groups[problem.group_of[name]].candidates
+        size = math.isqrt(length - 1) + 1
+        if length < _SHORTEST or c.fixed.any():  # what must not run again would
+            continue
+        inputs = c.kept_bytes(c.least)
+        segments[name] = (size,)
+        saved += inputs * (length - math.ceil(length / size))
+        working = max(working, inputs * size)
+        again += length * float(c.weights(objective).run[c.recomputed(c.least)].sum())
+    if not segments:
+        return None
+    return dataclasses.replace(
+        least,
+        kept_bytes=least.kept_bytes - saved,
+        working_bytes=least.working_bytes + working,
+        price=least.price + again,
+        segments=segments,
+    )
