@@ -42,7 +42,7 @@ def random_program(seed: int) -> RandomProgram:
     """The program of a seed."""
     rng = np.random.default_rng(seed)
     low = bool(rng.integers(3) == 0)
-    steps = _steps(rng, int(rng.integers(2, 7)), depth=2, low=low)
+    steps = _steps(rng, int(rng.integers(2, 5)), depth=2, low=low)
     reads = rng.integers(0, 1 << 16, 3)
     scale = (None, 2, 0.5)[rng.integers(3)]
 
@@ -104,9 +104,9 @@ def _step(rng, depth: int, low: bool) -> _Step:
     """Operations by themselves, or (while there is depth) one with operations in it; late values are read most."""
     back = [int(b) for b in rng.geometric(0.6, 2)]
     number = int(rng.integers(1 << 16))
-    if depth and rng.integers(5) < 3:
+    if depth and rng.integers(2):
         make = _NESTED[rng.integers(len(_NESTED))]
-        inner = _steps(rng, int(rng.integers(1, 4)), depth=depth - 1, low=low)
+        inner = _steps(rng, int(rng.integers(1, 3)), depth=depth - 1, low=low)
 
         def body(x, inputs, extra=()):
             return _run(inner, [*extra, x], inputs)[-1].astype(x.dtype)

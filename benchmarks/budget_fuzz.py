@@ -105,7 +105,7 @@ def run(seeds) -> tuple[collections.Counter, float, list[str]]:
             wrong.append(f"seed {seed}: {kind}, {error:.3g}")
         elif kind == "32 bits":
             largest = max(largest, error)
-        if sys.stderr.isatty() or done % 50 == 49:
+        if sys.stderr.isatty() or done % 25 == 24:
             print(f"{done + 1}: {dict(outcomes)}, {largest:.2g}", *wrong[-1:], file=sys.stderr, flush=True)
     return outcomes, largest, wrong
 

@@ -5,13 +5,14 @@ here any value may be kept, also those that only the derivative has. Forward-mod
 is the price; gradients of gradients work, since both rules are programs.
 """
 
+import collections
 from collections.abc import Callable, Sequence
 
 import jax
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jaxmem._compat import pull_back
+from jaxmem._compat import pull_back, varying_axes
 from jaxmem.remat.auto._forward import Forward, is_float
 from jaxmem.remat.blocks._facts import is_value
 
@@ -78,7 +79,7 @@ class _Backward:
         if not scanned and program.needed_for(program.residuals, known):
             # Cotangents are there only when the backward pass has come here: nothing is recomputed before.
             arrays = [c for c in cotangents if _is_array(c)]
-            device, host, arrays = lax.optimization_barrier((device, host, arrays))
+            device, host, arrays = _together((device, host, arrays))
             arrays = iter(arrays)
             cotangents = [next(arrays) if _is_array(c) else c for c in cotangents]
         values = dict(zip((*names, *away), (*device, *map(to_device, host)), strict=True))
@@ -86,6 +87,21 @@ class _Backward:
             residuals = program.evaluate(program.residuals, values)
         gradients = iter(pull_back(jax.tree.unflatten(program.vjp_tree, residuals), list(cotangents)))
         return [next(gradients) if yes else None for yes in program.differentiated]
+
+
+def _together(tree):
+    """The values, none of which is there before all are; of those that vary over other axes of a mesh, separately.
+
+    Since in JAX 0.10 the outputs of a barrier vary over all the axes of any of its inputs.
+    """
+    values, structure = jax.tree.flatten(tree)
+    alike = collections.defaultdict(list)
+    for i, value in enumerate(values):
+        alike[varying_axes(value)].append(i)
+    for indices in alike.values():
+        for i, value in zip(indices, lax.optimization_barrier([values[i] for i in indices]), strict=True):
+            values[i] = value
+    return structure.unflatten(values)
 
 
 def to_host(value):
