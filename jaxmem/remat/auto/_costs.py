@@ -47,7 +47,8 @@ class Cost:
 
 def keep_seconds(aval, rates: Rates, *, split_bytes: int = 0) -> float:
     """Of keeping a value on the device; `split_bytes` are read once more where it is kept: see `statistics`."""
-    return (_KEEP_PASSES * num_bytes(aval) + split_bytes) / rates.hbm_bytes_per_second + _STACK_SECONDS
+    passes = _KEEP_PASSES * num_bytes(aval) + rates.statistic_passes * split_bytes
+    return passes / rates.hbm_bytes_per_second + _STACK_SECONDS
 
 
 def statistics(jaxpr) -> dict:

@@ -174,7 +174,9 @@ def program_blocks(program: Program) -> list[FoundBlock]:
     found, tokens = [], {}
     for inner, item, times in intervals(program.plan):
         facts = inner.facts
-        numbers = tokens.setdefault(id(facts), Tokens(facts))
+        if id(facts) not in tokens:
+            tokens[id(facts)] = Tokens(facts)
+        numbers = tokens[id(facts)]
         for i, part in enumerate(item.parts):
             indices = with_cheap_inputs(facts, part)
             inputs, outputs = facts.inputs(indices), facts.outputs(part)

@@ -15,6 +15,9 @@ class Rates:
       matmul_flops_per_second: by dtype; the smallest where a dtype is not among them.
       hbm_bytes_per_second: between memory and compute units.
       host_bytes_per_second: to host memory, one direction.
+      statistic_passes: how often what a norm's or softmax's row statistics are made of is read once more where these
+        are kept. XLA:GPU makes and uses them in one pass, which keeping them splits; on a TPU a GPT's layers compile to
+        a faster program with them kept, and a smaller one.
 
     >>> Rates.of(None).hbm_bytes_per_second > 1e12
     True
@@ -23,6 +26,7 @@ class Rates:
     matmul_flops_per_second: tuple[tuple[str, float], ...]
     hbm_bytes_per_second: float
     host_bytes_per_second: float = 2e10
+    statistic_passes: float = 1.0
 
     @classmethod
     def of(cls, target: Target | None) -> "Rates":
@@ -32,6 +36,7 @@ class Rates:
             matmul_flops_per_second=chip.flops_per_second,
             hbm_bytes_per_second=chip.hbm_bytes_per_second,
             host_bytes_per_second=chip.host_bytes_per_second or 2e10,
+            statistic_passes=0.0 if target is not None and target.platform == "tpu" else 1.0,
         )
 
     def matmul(self, dtype) -> float:

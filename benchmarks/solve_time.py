@@ -1,0 +1,72 @@
+"""How long a budget takes to decide for a hundred layers: unrolled, and under a scan.
+
+    python -m benchmarks.solve_time --json -
+
+A GPT's layers of `benchmarks._stacks`, a hundred of them, traced already: posing the problem (finding the blocks, their
+residuals and costs) and solving it for a quarter, a half and three quarters of the way from the smallest to what is
+kept without remat; CPU seconds, with the slowest of the budgets. `*_solve_seconds` are of solving alone. Nothing is
+compiled.
+"""
+
+import dataclasses
+import time
+
+import jax
+
+from benchmarks._harness import emit
+from benchmarks._stacks import STACKS
+from jaxmem.remat.auto._assign import plain, smallest, within
+from jaxmem.remat.auto._decision import Call
+from jaxmem.remat.auto._problem import pose, program_of
+from jaxmem.remat.auto._rates import Rates
+
+LAYERS = 100
+SHARES = (0.25, 0.5, 0.75)
+OBJECTIVES = ("seconds", "flops")
+
+
+def timed(scan: bool) -> dict:
+    """CPU seconds of posing and, by objective and share, of solving."""
+    stack = dataclasses.replace(STACKS["gpt"], layers=LAYERS)
+    call = Call(stack.loss(scan=scan), stack.shapes(), {})
+    program = program_of(call, call.leaves)
+    start = time.process_time()
+    problem = pose(program, Rates.of(None))
+    posing = time.process_time() - start
+    low, high = smallest(problem).total_bytes, plain(problem).total_bytes
+    solving, gaps = {}, []
+    for objective in OBJECTIVES:
+        for share in SHARES:
+            start = time.process_time()
+            found = within(problem, low + share * (high - low), objective=objective)
+            solving[f"{objective} {share}"] = time.process_time() - start
+            assert found is not None
+            gaps.append(found.gap)
+    return {"pose": posing, "solve": solving, "max_gap": max(gaps), "blocks": len(problem.group_of)}
+
+
+def main() -> None:
+    jax.config.update("jax_platforms", "cpu")
+    within_warm_up()
+    found = {"scanned": timed(True), "unrolled": timed(False)}
+    figures = {}
+    for name, each in found.items():
+        slowest = max(each["solve"].values())
+        figures |= {
+            f"{name}_{LAYERS}_seconds": each["pose"] + slowest,
+            f"{name}_{LAYERS}_solve_seconds": slowest,
+            f"{name}_{LAYERS}_max_gap": each["max_gap"],
+        }
+    emit(figures, target="cpu", provenance=dict.fromkeys(figures, "measured"), notes={"parts": found})
+
+
+def within_warm_up() -> None:
+    """Imports what is imported once: the solver, and JAX's rules."""
+    stack = dataclasses.replace(STACKS["small"], layers=2)
+    call = Call(stack.loss(), stack.shapes(), {})
+    problem = pose(program_of(call, call.leaves), Rates.of(None))
+    within(problem, plain(problem).total_bytes)
+
+
+if __name__ == "__main__":
+    main()
