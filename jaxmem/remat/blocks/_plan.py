@@ -139,9 +139,9 @@ def bytes_of(facts: Facts, items) -> Bytes:
             continue
         eqn = facts.eqns[item.start]
         times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-        for which, plan in enumerate(item.plans):
-            if plan is not None:
-                inner = bytes_of(facts.of_body(eqn, which), plan.items)
+        for plan in item.plans:
+            if plan is not None:  # a nested scan's plan is of its body without the checkpoint in it
+                inner = bytes_of(plan.facts, plan.items)
                 kept, freed = kept + times * inner.kept, freed + times * inner.freed
                 again = max(again, inner.again)
     return Bytes(kept, freed, again)

@@ -2,15 +2,16 @@
 
 import jax
 import jax.numpy as jnp
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks._interpret import interpret
 from benchmarks.budget_fuzz import one, relative_error
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(st.integers(0, 10**6))
+@example(588)  # a gradient of a nested scan among repeated things, which the block cutter once took apart wrongly
 def test_random_programs_are_equal_or_refused(seed):
     outcome, error, kind = one(seed)
     assert outcome in ("equal", "refused"), f"seed {seed}: {kind}, {error}"
