@@ -15,6 +15,7 @@ from jaxmem.remat.auto._candidates import candidates
 from jaxmem.remat.auto._forward import Forward, capture, is_float
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.auto._solve import Group
+from jaxmem.remat.auto._stem import with_stems
 from jaxmem.remat.blocks._apply import evaluate
 from jaxmem.remat.blocks._blocks import plan_of
 from jaxmem.remat.blocks._facts import Facts, body_of
@@ -46,7 +47,8 @@ class Program:
     @functools.cached_property
     def plan(self) -> Plan | None:
         """The blocks; the whole function where there are none; None where nothing in it may run a second time."""
-        return plan_of(self.closed) or _whole(self.closed)
+        plan = plan_of(self.closed)
+        return _whole(self.closed) if plan is None else with_stems(plan)
 
     def apply(self, wrap: Callable, segments: Mapping[str, tuple[int, ...]] | None = None) -> Callable[..., list]:
         """The function of `consts` and arguments with `wrap(fn, scanned=, name=)` round each block.

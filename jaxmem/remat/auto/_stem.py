@@ -1,0 +1,39 @@
+"""`with_stems`: what lies before the first block and between blocks, as blocks of its own."""
+
+import dataclasses
+
+from jaxmem.remat.blocks._plan import Interval, Plan, interval
+
+# Of what all equations keep; below, a block more is not worth its time in the solver.
+_SHARE = 0.02
+
+
+def with_stems(plan: Plan) -> Plan:
+    """The plan with large stretches outside of its blocks as blocks, such as the first layers of a ResNet.
+
+    What they keep is there until the backward pass ends. What comes after the last block is left alone: it is gone
+    when the backward pass comes to the blocks.
+    """
+    facts = plan.facts
+    everything = facts.inside_bytes(range(len(facts.eqns)))
+    items, at = [], 0
+    for item in plan.items:
+        if at < item.start and facts.inside_bytes(range(at, item.start)) > _SHARE * everything:
+            block = _between(plan, at, item.start, f"before {_name(item)}" if items or at else "stem")
+            items += [] if block is None else [block]
+        items.append(item)
+        at = item.stop
+    return dataclasses.replace(plan, items=tuple(items))
+
+
+def _between(plan: Plan, start: int, stop: int, name: str) -> Interval | None:
+    block = interval(plan.facts, "structure", name, start, stop, split=False)
+    if block is None:
+        return None
+    (part,) = block.parts
+    gains = plan.facts.inside_bytes(part) > plan.facts.boundary_bytes(part)
+    return block if gains else None
+
+
+def _name(item) -> str:
+    return item.name if isinstance(item, Interval) else f"equation {item.start}"
