@@ -102,6 +102,7 @@ def _content(step: "TrainStep", target: Target) -> str:
     traced, target, _ = step.trace_for(target)
     with on_target(target):
         program = traced.lower().as_text()
+    devices = [(device.platform, device.device_kind) for device in target.devices]
     options = sorted({**dict(target.compiler_options), **dict(step.workload.compiler_options or {})}.items())
-    said = (program, target.name, target.topology, options, versions())
+    said = (program, target.name, target.topology, options, devices, versions())
     return hashlib.sha256(repr(said).encode()).hexdigest()

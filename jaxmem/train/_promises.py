@@ -19,7 +19,9 @@ def within(name: str, error: float, tolerance: float, detail: str) -> Check:
 
 def residuals(before: MemoryReport, after: MemoryReport) -> Check:
     old, new = before.saved_residual_bytes, after.saved_residual_bytes
-    verdict: Verdict = "uncertain" if old is None or new is None else "pass" if new < old else "fail"
+    # A budget may be enough to keep everything.
+    most = None if old is None else old if after.remat.startswith("auto:") else old - 1
+    verdict: Verdict = "uncertain" if most is None or new is None else "pass" if new <= most else "fail"
     return Check(
         name="residuals", verdict=verdict, detail=f"{format_bytes(new)} with remat, {format_bytes(old)} without."
     )

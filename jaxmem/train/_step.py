@@ -10,6 +10,7 @@ import optax
 
 from jaxmem import accumulate, precision, remat
 from jaxmem._scopes import OPTIMIZER_SCOPE
+from jaxmem.budget import parse_budget
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, RematWarning, WorkloadError
 from jaxmem.policy import Policy
@@ -174,22 +175,32 @@ class TrainStep:
                 got=f"remat={self.config.remat!r}",
                 do='Make it with MemoryConfig(remat="auto:6GiB"), or by remat.fit_budget.',
             )
-        return self.decision.solution()
+        budget = self.config.budget
+        return self.decision.solution(budget_bytes=None if budget is None else budget.bytes)
 
     def fit_budget(
         self,
-        budget_peak_bytes: int,
+        budget_peak_bytes: int | str,
         target: str | Target | None = None,
         *,
         offload: bool = False,
         max_compiles: int = 6,
     ) -> "TrainStep":
         """As `remat.fit_budget`."""
+        size = None if isinstance(budget_peak_bytes, bool) else parse_budget(budget_peak_bytes).bytes
+        if not size:
+            raise ConfigError(
+                wanted="bytes for the compiled peak, such as 6 * 2**30 or '6GiB'",
+                got=repr(budget_peak_bytes),
+                do='For a share of the residuals use MemoryConfig(remat="auto:0.25").',
+            )
+        if isinstance(max_compiles, bool) or not isinstance(max_compiles, int) or max_compiles < 1:
+            raise ConfigError(wanted="max_compiles of at least 1", got=repr(max_compiles), do="Leave it out.")
         target = self.target if target is None else target
         plain = TrainStep(self.workload, dataclasses.replace(self.config, remat="none"), target, self.mesh)
         limits = {"offload": offload, "max_compiles": max_compiles}
-        decision = fit_step(plain, budget_peak_bytes, resolve_target(target), **limits)
-        config = dataclasses.replace(self.config, remat=f"auto:{budget_peak_bytes}B")
+        decision = fit_step(plain, size, resolve_target(target), **limits)
+        config = dataclasses.replace(self.config, remat=f"auto:{size}B")
         return TrainStep(self.workload, config, target, self.mesh, decision)
 
     def with_decision(self, decision: Decision) -> "TrainStep":

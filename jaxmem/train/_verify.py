@@ -148,7 +148,7 @@ class Verifier:
 
     def remember(self, step: TrainStep, report: MemoryReport) -> None:
         """Spares compiling `step` on the target: this is its report."""
-        self._reports[id(step.workload), step.config] = report
+        self._reports[id(step.workload), step.config, id(step.decision)] = report
 
     # -- gradients -------------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class Verifier:
         return fields, checks
 
     def _report(self, step: TrainStep) -> MemoryReport:
-        key = (id(step.workload), step.config)
+        key = (id(step.workload), step.config, id(step.decision))
         if key not in self._reports:
             self._reports[key] = analyze(step, target=self.target)
         return self._reports[key]

@@ -20,7 +20,8 @@ class Assignment:
       host_bytes: in host memory.
       working_bytes: of the block with the largest working set.
       recompute_flops, recompute_seconds: what runs a second time.
-      price, bound: of the objective, and what no choice is cheaper than.
+      price: of the objective.
+      bound: no choice that keeps as little is cheaper; 0 where nothing was proven.
       segments: lengths of the segments in which scans are run, by the name of the block that is their body.
     """
 
@@ -82,10 +83,15 @@ def assign(
     price, bound = solved.price, solved.bound
     if any(group.members > 1 for group in problem.groups):
         bound = min(bound, relaxed_price(problem.groups, limits, objective))
-        for mixed in mixtures(problem.groups, limits, objective, solved.choices):
-            if mixed.price < price:
+        free = dataclasses.replace(limits, without=())  # parts of groups are not what was found to be no solution
+        for mixed in mixtures(problem.groups, free, objective, solved.choices):
+            if mixed.price < price and not _is_without(mixed.members, limits):
                 members, price = mixed.members, mixed.price
     return _assignment(problem, members, price, bound)
+
+
+def _is_without(members: Sequence[dict[Choice, int]], limits: Limits) -> bool:
+    return all(len(each) == 1 for each in members) and tuple(choice for (choice,) in members) in limits.without
 
 
 def _by_group(problem: Problem, assignment: Assignment) -> tuple[Choice, ...] | None:
@@ -102,11 +108,16 @@ def within(
     everything = plain(problem, objective=objective)
     found = assign(problem, size, objective=objective, offload=offload, working=working)
     fits = (everything.total_bytes if working else everything.kept_bytes) <= size
-    return everything if fits and (found is None or everything.price <= found.price) else found
+    if not fits or (found is not None and found.price < everything.price):
+        return found
+    return everything if found is None else dataclasses.replace(everything, bound=min(found.bound, everything.price))
 
 
 def within_share(problem: Problem, share: float, *, objective: str = "seconds", offload: bool = False) -> Assignment:
-    """The cheapest choices that keep a share of the plain function's residuals; where there are none, the smallest."""
+    """The cheapest choices that keep at most a share of the plain function's residuals.
+
+    Where the inputs of blocks alone are more, these are all that is kept.
+    """
     found = within(problem, share * problem.plain_bytes, objective=objective, offload=offload, working=False)
     return found or smallest(problem, objective=objective)
 

@@ -5,16 +5,15 @@ from collections.abc import Callable
 
 from jaxmem._units import format_bytes
 from jaxmem.budget import Budget, parse_budget
-from jaxmem.errors import BudgetInfeasible, ConfigError
+from jaxmem.errors import BudgetInfeasible
 from jaxmem.remat.auto._assign import Assignment, smallest, within, within_share
+from jaxmem.remat.auto._candidates import check_objective
 from jaxmem.remat.auto._decision import Decision, pose_call
 from jaxmem.remat.auto._nested import nested
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.auto._solution import Solution
 from jaxmem.targets import Target, resolve_target
-
-OBJECTIVES = ("seconds", "flops")
 
 
 class Auto:
@@ -54,7 +53,10 @@ class Auto:
         segments = nested(problem, objective=self._objective)
         if segments is not None and segments.total_bytes <= size:
             return segments
-        least = segments or smallest(problem, objective=self._objective)
+        least = smallest(problem, objective=self._objective)
+        if least.total_bytes <= size:  # the solver ran out of time
+            return least
+        least = segments or least
         raise BudgetInfeasible(
             wanted=f"residuals and a working set within {format_bytes(size)}",
             got=f"at least {format_bytes(least.total_bytes)}: {format_bytes(least.kept_bytes)} of what blocks are "
@@ -84,7 +86,8 @@ def auto(
     Args:
       fn: function of pytrees of arrays, differentiable in reverse.
       budget: bytes (an int, "6GiB") that bound what one call keeps for its backward pass plus the largest working set
-        of a block, modelled; or a share below 1 of what `fn` keeps without remat, working sets aside.
+        of a block, modelled; or a share below 1 of what `fn` keeps without remat, working sets aside. Where the inputs
+        of blocks alone are more than the share, they are all that is kept.
       target: whose speed is priced, such as "tpu-v5e:1x1"; an H100's where None.
       objective: "seconds", by a roofline that also prices keeping, or "flops" of products and kernels.
       offload: whether values may wait in host memory. TPUs and GPUs have it.
@@ -104,7 +107,6 @@ def auto(
     >>> small.solve([x] * 3, x).kept_bytes < auto(loss, 4000).solve([x] * 3, x).kept_bytes
     True
     """
-    if objective not in OBJECTIVES:
-        raise ConfigError(wanted='objective to be "seconds" or "flops"', got=repr(objective), do="Choose one of them.")
+    check_objective(objective)
     rates = Rates.of(None if target is None else resolve_target(target))
     return Auto(fn, parse_budget(budget), rates, objective, offload)

@@ -1,4 +1,4 @@
-"""`Block` and `Choice`: the values of one block that may be kept, as numbers for a solver."""
+"""`Candidates` and `Choice`: the values of one block that may be kept, as numbers for a solver."""
 
 import dataclasses
 import functools
@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxmem._compat import effect_names
+from jaxmem._compat import called_jaxprs, effect_names
+from jaxmem.errors import ConfigError
 from jaxmem.remat._kept import num_bytes
 from jaxmem.remat.auto._costs import (
     COLLECTIVES,
@@ -187,7 +188,10 @@ def candidates(forward: Forward, free: Callable[[int], bool], rates: Rates) -> C
 
 
 def _runs_once(eqn) -> bool:
-    return eqn.primitive.name in COLLECTIVES or happens_once(eqn)
+    """Whether an equation has an effect, or waits for other devices, itself or in what it calls."""
+    if eqn.primitive.name in COLLECTIVES or happens_once(eqn):
+        return True
+    return any(_runs_once(inner) for body in called_jaxprs(eqn) for inner in body.eqns)
 
 
 def _constants(forward: Forward) -> set[int]:
@@ -215,3 +219,9 @@ def _is_fused(forward: Forward, v, residuals: set, constant: set[int]) -> bool:
         if v in residuals:
             return True
     return False
+
+
+def check_objective(objective: str) -> None:
+    """ConfigError for what is no objective."""
+    if objective not in ("seconds", "flops"):
+        raise ConfigError(wanted='objective to be "seconds" or "flops"', got=repr(objective), do="Choose one of them.")

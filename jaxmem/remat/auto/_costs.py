@@ -18,9 +18,10 @@ VIEWS = frozenset(
     """broadcast_in_dim reshape squeeze expand_dims convert_element_type slice split iota name copy copy_p
     stop_gradient unstack pvary pbroadcast transpose rev real imag""".split()
 )
-# Run again, these would wait for other devices again; they are, unless nothing else is left to keep.
+# Run again, these would wait for other devices again: what they make is kept.
 COLLECTIVES = frozenset(
-    "psum psum2 psum_invariant pmax pmin all_gather all_to_all ppermute reduce_scatter psum_scatter".split()
+    """psum psum2 psum_invariant pmax pmin all_gather all_gather_invariant all_gather_reduced all_to_all
+    ragged_all_to_all ppermute pshuffle reduce_scatter psum_scatter unreduced_psum unreduced_reduce_scatter""".split()
 )
 _FUSED_SHARE = 0.3  # of the bytes that an elementwise equation would move alone
 _VIEW_SHARE = 0.02

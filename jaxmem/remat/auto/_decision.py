@@ -36,7 +36,7 @@ class Decision:
         """What was decided, readable."""
         promise = "modelled" if self.peak_bytes is None else "compiled"
         made = describe(self.problem, self.assignment, budget_bytes=budget_bytes, more=more)
-        return dataclasses.replace(made, promise=promise)
+        return dataclasses.replace(made, promise=promise, peak_bytes=self.peak_bytes)
 
     def apply(self, fn: Callable) -> Callable:
         """The function that was posed, or one with the same blocks, with the choices realised."""

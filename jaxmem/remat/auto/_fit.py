@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxmem.errors import ConfigError
 from jaxmem.remat.auto._assign import Assignment
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._search import Fitted, Measured, Search, Trial
@@ -48,7 +49,7 @@ def fit(
 
 def fit_budget(
     step: Any,
-    budget_peak_bytes: int,
+    budget_peak_bytes: int | str,
     target: Any = None,
     *,
     offload: bool = False,
@@ -79,4 +80,10 @@ def fit_budget(
     >>> step.report().peak_bytes <= 2_500_000
     True
     """
+    if not hasattr(step, "fit_budget"):
+        raise ConfigError(
+            wanted="a step made by jaxmem.make_train_step",
+            got=f"a {type(step).__name__}",
+            do="For a function use auto.",
+        )
     return step.fit_budget(budget_peak_bytes, target, offload=offload, max_compiles=max_compiles)

@@ -11,7 +11,8 @@ import numpy as np
 from jaxmem._units import format_bytes, format_flops, format_seconds
 from jaxmem.remat._checkpoint import checkpoint_unchecked
 from jaxmem.remat.auto._assign import Assignment, smallest, within
-from jaxmem.remat.auto._costs import jaxpr_flops
+from jaxmem.remat.auto._candidates import check_objective
+from jaxmem.remat.auto._costs import jaxpr_cost
 from jaxmem.remat.auto._decision import Call
 from jaxmem.remat.auto._problem import Program, pose, program_of
 from jaxmem.remat.auto._rates import Rates
@@ -101,6 +102,7 @@ def frontier(
     >>> [p.recompute_flops for p in curve.policies if p.name in ("full", "none")]
     [3072.0, 0.0]
     """
+    check_objective(objective)
     rates = Rates.of(None if target is None else resolve_target(target))
 
     def curve(*args, **kwargs) -> Frontier:
@@ -113,7 +115,7 @@ def frontier(
             better = within(problem, float(size), objective=objective, offload=offload)
             if better is not None and better.price < found[-1].price:
                 found.append(better)
-        policies = tuple(_of_policy(program, name) for name in _POLICIES)
+        policies = tuple(_of_policy(program, name, rates) for name in _POLICIES)
         return Frontier(points=tuple(map(_point, found)), policies=policies, objective=objective)
 
     return curve
@@ -130,16 +132,16 @@ def _point(a: Assignment) -> FrontierPoint:
     )
 
 
-def _of_policy(program: Program, name: str) -> FrontierPoint:
+def _of_policy(program: Program, name: str, rates: Rates) -> FrontierPoint:
     def wrap(fn, *, scanned, name=name, policy=name):
         return checkpoint_unchecked(fn, policy, scanned=scanned)
 
     marked = program.apply(wrap)
-    extra = _gradient_flops(program, marked) - _gradient_flops(program, program)
+    extra = _gradient_flops(program, marked, rates) - _gradient_flops(program, program, rates)
     return FrontierPoint(name=name, kept_bytes=program.kept_bytes(marked), recompute_flops=max(0.0, extra))
 
 
-def _gradient_flops(program: Program, fn: Callable[..., list]) -> float:
+def _gradient_flops(program: Program, fn: Callable[..., list], rates: Rates) -> float:
     """Products of a gradient, dead code taken out of what is recomputed, as JAX does when it differentiates."""
     given, rest = program.split()
 
@@ -147,7 +149,7 @@ def _gradient_flops(program: Program, fn: Callable[..., list]) -> float:
         outs, pull_back = jax.vjp(lambda given: fn(*program.joined(given, rest)), given)
         return pull_back([_ones(out) for out in outs])
 
-    return jaxpr_flops(jax.make_jaxpr(of)(given, rest).jaxpr)
+    return jaxpr_cost(jax.make_jaxpr(of)(given, rest).jaxpr, rates).flops
 
 
 def _ones(out: Any):

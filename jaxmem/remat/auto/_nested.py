@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from jaxmem.remat.auto._assign import Assignment, smallest
+from jaxmem.remat.auto._costs import Cost
 from jaxmem.remat.auto._problem import Problem
 
 _SHORTEST = 4  # steps of a scan that is worth segments
@@ -16,7 +17,8 @@ def nested(problem: Problem, *, objective: str = "seconds") -> Assignment | None
     layer once for its own backward pass. After Chen et al. 2016 (https://arxiv.org/abs/1604.06174).
     """
     least = smallest(problem, objective=objective)
-    segments, saved, working, again = {}, 0, 0, 0.0
+    segments, saved, working, again = {}, 0, 0, Cost()
+    price = 0.0
     for name, length in problem.scans.items():
         if name not in problem.group_of:
             continue
@@ -28,13 +30,17 @@ def nested(problem: Problem, *, objective: str = "seconds") -> Assignment | None
         segments[name] = (size,)
         saved += inputs * (length - math.ceil(length / size))
         working = max(working, inputs * size)
-        again += length * float(c.weights(objective).run[c.recomputed(c.least)].sum())
+        runs = c.recomputed(c.least)
+        again += Cost(float(c.flops[runs].sum()), float(c.seconds[runs].sum())).times(length)
+        price += length * float(c.weights(objective).run[runs].sum())
     if not segments:
         return None
     return dataclasses.replace(
         least,
         kept_bytes=least.kept_bytes - saved,
         working_bytes=least.working_bytes + working,
-        price=least.price + again,
+        recompute_flops=least.recompute_flops + again.flops,
+        recompute_seconds=least.recompute_seconds + again.seconds,
+        price=least.price + price,
         segments=segments,
     )

@@ -74,7 +74,7 @@ class Search:
         self.trials = [
             dataclasses.replace(t, assignment=repriced(problem, t.assignment, objective=objective)) for t in earlier
         ]
-        self.compiles = 0
+        self.compiles = self.attempts = 0
 
     @functools.cached_property
     def standard(self) -> dict[str, Assignment]:
@@ -112,6 +112,7 @@ class Search:
 
     def attempt(self, assignment: Assignment) -> Trial:
         found = self.measure(assignment)
+        self.attempts += 1  # remembered or not, so that what is chosen does not depend on what is remembered
         self.compiles += found.fresh
         self.trials.append(Trial(assignment=assignment, peak_bytes=found.peak_bytes, seconds=found.seconds))
         return self.trials[-1]
@@ -119,7 +120,7 @@ class Search:
     def by_size(self, room: float) -> None:
         """The cheapest by the model, ever closer to the budget."""
         least, ceiling = self.standard["full"], float("inf")
-        while self.compiles < self.max_compiles:
+        while self.attempts < self.max_compiles:
             if self.trials:
                 room = min(self.corrected(), ceiling)
             found = within(self.problem, room, objective=self.objective, offload=self.offload)
@@ -130,7 +131,7 @@ class Search:
                 ceiling = trial.assignment.total_bytes - _MARGIN * self.budget_bytes
                 continue
             # The last compile is for what needs the least.
-            last = self.compiles == self.max_compiles - 1 and not self.fitting and self.known(least) is None
+            last = self.attempts == self.max_compiles - 1 and not self.fitting and self.known(least) is None
             trial = self.attempt(least if last else found or least)
             if self.budget_bytes < trial.peak_bytes <= _NEAR * self.budget_bytes:
                 trial = self.rival(trial) or trial
@@ -145,7 +146,7 @@ class Search:
         over = [t.assignment for t in self.trials if t.peak_bytes > self.budget_bytes]
         found = assign(self.problem, room, objective=self.objective, offload=self.offload, without=over)
         # One compile stays for what is smaller by the model.
-        if found is None or self.compiles >= self.max_compiles - 1 or self.known(found) is not None:
+        if found is None or self.attempts >= self.max_compiles - 1 or self.known(found) is not None:
             return None
         return self.attempt(found) if found.price <= trial.assignment.price * (1 + _SAME_PRICE) else None
 
@@ -155,7 +156,7 @@ class Search:
         if self.fitting and not (self.objective == "seconds" and timed):
             return
         for assignment in self._others():
-            if self.compiles == self.max_compiles:
+            if self.attempts == self.max_compiles:
                 break
             likely = assignment.total_bytes <= self.corrected() or not self.fitting
             if likely and self.known(assignment) is None:

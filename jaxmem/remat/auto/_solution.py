@@ -55,7 +55,8 @@ class Solution:
       recompute_flops, recompute_seconds: of what runs a second time.
       price, bound, gap: of the objective; no choice is cheaper than `bound`, the gap is a share of the price.
       more_buys_seconds: recompute seconds that one more GiB would save.
-      promise: what the budget bounds, and how strongly.
+      peak_bytes: of the step, as compiled; None where nothing was.
+      promise: the strength of the budget's promise, "compiled" for a peak, else "modelled".
     """
 
     values: tuple[SolvedValue, ...]
@@ -70,6 +71,7 @@ class Solution:
     bound: float
     gap: float
     more_buys_seconds: float | None = None
+    peak_bytes: int | None = None
     promise: str = "modelled"
 
     def policy(self) -> tuple[Policy, tuple[str, ...]]:
@@ -119,9 +121,11 @@ class Solution:
         ]
         kept = (
             f"{format_bytes(self.kept_bytes)} kept of {format_bytes(self.plain_bytes)}, working set "
-            f"{format_bytes(self.working_bytes)}, {format_seconds(self.recompute_seconds)} recomputed; modelled, "
-            f"within {self.gap:.1%} of the cheapest"
+            f"{format_bytes(self.working_bytes)}, {format_seconds(self.recompute_seconds)} recomputed; modelled"
+            + (f", within {self.gap:.1%} of the cheapest" if self.bound > 0 else "")
         )
+        if self.peak_bytes is not None:
+            kept += f"; the compiled peak is {format_bytes(self.peak_bytes)}"
         more = self.more_buys_seconds
         if more is not None:
             kept += (

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem.remat.auto import Rates, pose_call
-from jaxmem.remat.auto._assign import assign
+from jaxmem.remat.auto._assign import assign, plain, smallest
 from jaxmem.remat.auto._candidates import Choice
 
 LAYERS = 4
@@ -49,3 +49,11 @@ def test_a_budget_divided_by_hand_is_divided_no_worse(problem, richer):
     found = assign(problem, richer * rich + (LAYERS - richer) * poor, working=False, objective="flops")
     assert found is not None
     assert found.recompute_flops == (LAYERS - richer) * 2 * 128 * 128 * 64  # their scores
+
+
+def test_what_is_no_solution_is_not_proposed_again(problem):
+    room = 0.5 * plain(problem).total_bytes
+    first = assign(problem, room, objective="flops")
+    again = assign(problem, room, objective="flops", without=[first, smallest(problem, objective="flops")])
+    assert again is not None
+    assert again.price >= first.bound
