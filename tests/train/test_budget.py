@@ -29,11 +29,15 @@ def _workload(rows=256, loss=_loss):
 
 
 @pytest.fixture(scope="module")
-def peaks():
+def reports():
     return {
-        name: make_train_step(_workload(), MemoryConfig(remat=name), target="cpu").report().peak_bytes
-        for name in ("none", "full")
+        name: make_train_step(_workload(), MemoryConfig(remat=name), target="cpu").report() for name in ("none", "full")
     }
+
+
+@pytest.fixture(scope="module")
+def peaks(reports):
+    return {name: report.peak_bytes for name, report in reports.items()}
 
 
 @pytest.mark.parametrize("share", [0.05, 0.4, 0.9])
@@ -46,9 +50,9 @@ def test_the_compiled_peak_is_within_the_budget(peaks, share):
     assert step.solution().promise == "compiled"
 
 
-def test_a_loose_budget_recomputes_nothing_that_costs(peaks):
+def test_a_loose_budget_is_as_fast_as_the_faster_policy(reports, peaks):
     step = remat.fit_budget(make_train_step(_workload()), 2 * peaks["none"], "cpu")
-    assert step.report().recompute_flops == 0
+    assert step.report().step_seconds <= 1.001 * min(report.step_seconds for report in reports.values())
     assert step.config.budget.bytes == step.solution().budget_bytes == 2 * peaks["none"]
 
 
