@@ -51,6 +51,15 @@ class Forward:
         """The equation, by its index, that makes a variable."""
         return {v: i for i, eqn in enumerate(self.jaxpr.eqns) for v in eqn.outvars}
 
+    @functools.cached_property
+    def inputs_read(self) -> list[int]:
+        """Positions of the inputs that the residuals are made of, or that are residuals."""
+        read = {
+            v for e in self.needed_for(self.residuals, frozenset()) for v in self.jaxpr.eqns[e].invars if is_value(v)
+        }
+        read |= {v for v in self.residuals if is_value(v)}
+        return [i for i, v in enumerate(self.jaxpr.invars) if v in read]
+
     def needed_for(self, wanted, known: Collection, *, effects: bool = False) -> list[int]:
         """Indices of the equations that make the wanted atoms out of known variables and inputs, in order.
 

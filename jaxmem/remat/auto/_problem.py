@@ -140,7 +140,8 @@ def _whole(closed: jex.ClosedJaxpr) -> Plan | None:
 def pose(program: Program, rates: Rates) -> Problem:
     """Finds the blocks of a function and what differentiating each distinct one keeps."""
     found = {block.name: block for block in program_blocks(program)}
-    flags, captured = _look(program, found)
+    # With nothing but inputs kept inside of blocks, the rest of what is kept is kept outside of them.
+    flags, captured, around = _look(program, found)
     at: dict[Any, int] = {}
     groups, group_of = [], {}
     for name, block in found.items():
@@ -155,8 +156,6 @@ def pose(program: Program, rates: Rates) -> Problem:
             groups.append(Group(candidates=values, times=block.times))
         group_of[name] = at[key]
     plain_bytes = program.kept_bytes(program)
-    # With nothing kept inside of blocks, what is kept is kept outside of them.
-    around = program.kept_bytes(program.apply(lambda fn, *, scanned, name: jax.checkpoint(fn, prevent_cse=not scanned)))
     inputs = sum(g.runs * g.candidates.kept_bytes(g.candidates.least) for g in groups)
     return Problem(
         groups=tuple(groups),
@@ -221,8 +220,9 @@ def _scans(program: Program) -> dict[str, int]:
     return lengths
 
 
-def _look(program: Program, found: dict[str, FoundBlock]) -> tuple[dict[str, tuple[bool, ...]], dict[Any, Forward]]:
-    """Differentiates with a rule that looks: which inputs of each block get a gradient, and its forward pass with that.
+def _look(program: Program, found: dict[str, FoundBlock]):
+    """Differentiates with a rule that looks: which inputs of each block get a gradient, its forward pass with that, and
+    the bytes that are kept where blocks keep no more than the inputs that they need.
 
     The rule is traced where the block is, with the axis names and types of a `shard_map` round it.
     """
@@ -241,13 +241,13 @@ def _look(program: Program, found: dict[str, FoundBlock]) -> tuple[dict[str, tup
             key = (found[name].key, flags[name])
             if key not in captured:
                 captured[key] = capture(fn, values, flags[name])
-            return list(fn(*values)), values
+            return list(fn(*values)), [values[i] for i in captured[key].inputs_read]
 
-        def backward(values, cotangents):
-            return tuple(jax.numpy.zeros_like(v) if is_float(jax.typeof(v)) else None for v in values)
+        def backward(_, cotangents):  # never runs: only what is kept for it is looked at
+            raise NotImplementedError
 
         block.defvjp(forward, backward, symbolic_zeros=True)
         return block
 
-    program.kept_bytes(program.apply(wrap))
-    return flags, captured
+    around = program.kept_bytes(program.apply(wrap))
+    return flags, captured, around
