@@ -43,6 +43,7 @@ def fit(
     """
     search = Search(problem, budget_bytes, measure, objective, offload, max_compiles, earlier)
     search.by_size(float(budget_bytes - start_bytes))
+    search.hopeful()
     search.others()
     return search.result()
 

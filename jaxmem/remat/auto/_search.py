@@ -15,6 +15,7 @@ _CLOSE = 0.99  # a peak of this share of the budget is not worth another compile
 _MARGIN = 0.002  # of the budget: how far below it to aim
 _NEAR = 1.02  # a peak of this share of the budget is one that another choice as cheap may bring below it
 _SAME_PRICE = 2e-3
+_LEFT = 0.97  # of the budget: a peak below is worth one more compile of what the model thinks a little too large
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,6 +140,20 @@ class Search:
                 continue
             if trial.peak_bytes >= _CLOSE * self.budget_bytes or trial.assignment.price <= self.cheapest:
                 break
+
+    def hopeful(self) -> None:
+        """Once more where much of the budget is left: what fits by the smallest error of the model seen so far."""
+        if not self.fitting or self.compiles >= self.max_compiles:
+            return
+        most = max(t.peak_bytes for t in self.fitting)
+        best = min(t.assignment.price for t in self.fitting)
+        if most >= _LEFT * self.budget_bytes or best <= self.cheapest:
+            return
+        room = (1 - _MARGIN) * self.budget_bytes - min(t.peak_bytes - t.assignment.total_bytes for t in self.trials)
+        over = [t.assignment for t in self.trials if t.peak_bytes > self.budget_bytes]
+        found = assign(self.problem, room, objective=self.objective, offload=self.offload, without=over)
+        if found is not None and found.price < best * (1 - _SAME_PRICE) and self.known(found) is None:
+            self.attempt(found)
 
     def rival(self, trial: Trial) -> Trial | None:
         """What is as cheap as a choice that was just too large: bytes of the model are not exact to a per cent."""

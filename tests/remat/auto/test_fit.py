@@ -77,7 +77,7 @@ def test_the_choice_is_the_cheapest_that_the_compiler_would_take():
         found = fit(problem(), budget, compiler, objective="flops")
         room = (0.99 * budget - compiler.offset) / compiler.factor  # were the model corrected from the start
         assert found.best.assignment.price <= within(problem(), room, objective="flops", offload=False).price * 1.001
-        assert found.compiles <= 3
+        assert found.compiles <= 4
 
 
 def test_what_is_known_makes_the_first_proposal_exact():
