@@ -143,7 +143,7 @@ class Search:
 
     def hopeful(self) -> None:
         """Once more where much of the budget is left: what fits by the smallest error of the model seen so far."""
-        if not self.fitting or self.compiles >= self.max_compiles:
+        if not self.fitting or self.attempts >= self.max_compiles:
             return
         most = max(t.peak_bytes for t in self.fitting)
         best = min(t.assignment.price for t in self.fitting)
