@@ -75,7 +75,11 @@ def test_dragging_zooms_and_a_double_click_shows_all(page):
     page.mouse.move(box["x"] + 0.5 * box["width"], y, steps=4)
     page.mouse.up()
     until(page, f"{span} < {whole / 5}")
-    page.mouse.dblclick(box["x"] + 0.7 * box["width"], y)
+    for _ in range(5):  # on a busy machine two clicks may be too far apart to be one double click
+        page.mouse.dblclick(box["x"] + 0.7 * box["width"], y)
+        page.wait_for_timeout(1000)
+        if page.evaluate(f"{span} === {whole}"):
+            break
     until(page, f"{span} === {whole}")
 
 

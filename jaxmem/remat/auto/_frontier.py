@@ -137,11 +137,11 @@ def _of_policy(program: Program, name: str, rates: Rates) -> FrontierPoint:
         return checkpoint_unchecked(fn, policy, scanned=scanned)
 
     marked = program.apply(wrap)
-    extra = _gradient_flops(program, marked, rates) - _gradient_flops(program, program, rates)
+    extra = gradient_flops(program, marked, rates) - gradient_flops(program, program, rates)
     return FrontierPoint(name=name, kept_bytes=program.kept_bytes(marked), recompute_flops=max(0.0, extra))
 
 
-def _gradient_flops(program: Program, fn: Callable[..., list], rates: Rates) -> float:
+def gradient_flops(program: Program, fn: Callable[..., list], rates: Rates) -> float:
     """Products of a gradient, dead code taken out of what is recomputed, as JAX does when it differentiates."""
     given, rest = program.split()
 
