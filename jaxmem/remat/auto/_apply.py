@@ -7,7 +7,7 @@ import jax
 from jaxmem.remat.auto._assign import Assignment
 from jaxmem.remat.auto._candidates import Candidates, Choice, candidates
 from jaxmem.remat.auto._forward import capture
-from jaxmem.remat.auto._problem import Problem, Program, program_blocks
+from jaxmem.remat.auto._problem import Problem, Program, free_inputs
 from jaxmem.remat.auto._realise import realise
 from jaxmem.remat.auto._solve import Group, Limits, solve
 
@@ -17,7 +17,7 @@ def apply_choices(program: Program, problem: Problem, assignment: Assignment) ->
 
     Each block keeps its names, scopes and source lines.
     """
-    free = {block.name: block.free for block in program_blocks(program)}
+    free = free_inputs(program)
 
     def wrap(fn, *, scanned, name):
         if name not in assignment.choices:
@@ -31,7 +31,7 @@ def apply_choices(program: Program, problem: Problem, assignment: Assignment) ->
 
         def decide(differentiated, inputs):
             forward = capture(fn, inputs, differentiated)
-            found = candidates(forward, free[name].__getitem__, problem.rates)
+            found = candidates(forward, free[name], problem.rates)
             made = choice if _alike(found, expected) else _again(found, expected, choice)
             values = found.values
             return forward, [values[i] for i in made.kept], [values[i] for i in made.offloaded]

@@ -1,9 +1,9 @@
 """`assign`: choices for all blocks of a function within one budget."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from jaxmem.remat.auto._candidates import Choice
+from jaxmem.remat.auto._candidates import Candidates, Choice
 from jaxmem.remat.auto._mixtures import mixtures
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._solve import Limits, relaxed_price, solve
@@ -124,17 +124,18 @@ def within_share(problem: Problem, share: float, *, objective: str = "seconds", 
 
 def smallest(problem: Problem, *, objective: str = "seconds") -> Assignment:
     """What keeps the least: of each block no more than its inputs."""
-    choices = [group.candidates.least for group in problem.groups]
-    members = [{choice: group.members} for group, choice in zip(problem.groups, choices, strict=True)]
-    price = sum(g.runs * g.candidates.price(c, objective) for g, c in zip(problem.groups, choices, strict=True))
-    return _assignment(problem, members, price, 0.0)
+    return uniform(problem, lambda c: c.least, objective=objective)
 
 
 def plain(problem: Problem, *, objective: str = "seconds") -> Assignment:
     """What keeps everything."""
-    members = [{group.candidates.plain: group.members} for group in problem.groups]
-    price = sum(g.runs * g.candidates.price(g.candidates.plain, objective) for g in problem.groups)
-    return _assignment(problem, members, price, 0.0)
+    return uniform(problem, lambda c: c.plain, objective=objective)
+
+
+def uniform(problem: Problem, kind: Callable[[Candidates], Choice], *, objective: str = "seconds") -> Assignment:
+    """One choice for all blocks of a group."""
+    choices = [kind(group.candidates) for group in problem.groups]
+    return assigned(problem, {name: choices[at] for name, at in problem.group_of.items()}, objective=objective)
 
 
 def assigned(problem: Problem, choices: dict[str, Choice], *, objective: str = "seconds") -> Assignment:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -70,12 +70,20 @@ class Candidates:
     @functools.cached_property
     def least(self) -> Choice:
         """Keeps the inputs, and what must not run again."""
-        once = (self.maker >= 0) & self.fixed[self.maker] if len(self.equations) else np.zeros(len(self.values), bool)
-        runs = self.recomputed(Choice(kept=tuple(np.flatnonzero(once).tolist())))
+        return self.keeping(np.zeros(len(self.values), bool))
+
+    def keeping(self, wanted: np.ndarray) -> Choice:
+        """Keeps what is wanted (per value), what must not run again, and the inputs, as far as these are read."""
+        once = np.array([e >= 0 and bool(self.fixed[e]) for e in self.maker], bool)
+        read = self.read(Choice(kept=tuple(np.flatnonzero(wanted | once).tolist())))
+        return Choice(kept=tuple(np.flatnonzero(read & (wanted | once | self.is_input)).tolist()))
+
+    def read(self, choice: Choice) -> np.ndarray:
+        """Per value, whether the pull-back reads it, by itself or for what it computes again."""
         read = self.is_residual.copy()
-        for e in np.flatnonzero(runs):
+        for e in np.flatnonzero(self.recomputed(choice)):
             read[list(self.reads[e])] = True
-        return Choice(kept=tuple(np.flatnonzero(read & (self.is_input | once)).tolist()))
+        return read
 
     @functools.cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
@@ -149,19 +157,18 @@ class Weights:
     offload: np.ndarray
 
 
-def candidates(forward: Forward, free: Callable[[int], bool], rates: Rates) -> Candidates:
+def candidates(forward: Forward, free: Sequence[bool], rates: Rates) -> Candidates:
     """The values of a block that may be kept.
 
     Args:
       forward: the block.
-      free: whether an input, by its position, is there anyway, like a weight.
+      free: per input, whether it is there anyway, like a weight.
       rates: of the chip.
     """
     jaxpr = forward.jaxpr
     needed = forward.needed_for(forward.residuals, frozenset())
-    held = {v for i, v in enumerate(jaxpr.invars) if not free(i)}
-    read = {v for e in needed for v in jaxpr.eqns[e].invars if is_value(v)}
-    read |= {v for v in forward.residuals if is_value(v)}
+    held = {v for v, given in zip(jaxpr.invars, free, strict=True) if not given}
+    read = forward.read_by(needed)
     inputs = [v for v in jaxpr.invars if v in held and v in read]
     made = [v for e in needed for v in jaxpr.eqns[e].outvars if v in read and num_bytes(v.aval) > 0]
     values, residuals = (*inputs, *made), {v for v in forward.residuals if is_value(v)}

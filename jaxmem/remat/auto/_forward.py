@@ -14,8 +14,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxmem._compat import effect_names
-from jaxmem.remat.auto._inline import inlined, run_equations
+from jaxmem.remat.auto._inline import inlined
 from jaxmem.remat.blocks._facts import is_value
+from jaxmem.remat.blocks._run import function_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,14 +52,15 @@ class Forward:
         """The equation, by its index, that makes a variable."""
         return {v: i for i, eqn in enumerate(self.jaxpr.eqns) for v in eqn.outvars}
 
-    @functools.cached_property
-    def inputs_read(self) -> list[int]:
-        """Positions of the inputs that the residuals are made of, or that are residuals."""
-        read = {
-            v for e in self.needed_for(self.residuals, frozenset()) for v in self.jaxpr.eqns[e].invars if is_value(v)
-        }
-        read |= {v for v in self.residuals if is_value(v)}
-        return [i for i, v in enumerate(self.jaxpr.invars) if v in read]
+    def read_by(self, equations: Sequence[int]) -> set:
+        """Variables that are residuals, or that these equations read."""
+        read = {v for e in equations for v in self.jaxpr.eqns[e].invars if is_value(v)}
+        return read | {v for v in self.residuals if is_value(v)}
+
+    def inputs_used(self, known: Collection = ()) -> list[int]:
+        """Positions of the inputs that the pull-back reads, by itself or to make residuals that are not known."""
+        read = self.read_by(self.needed_for(self.residuals, known))
+        return [i for i, v in enumerate(self.jaxpr.invars) if v in read and v not in known]
 
     def needed_for(self, wanted, known: Collection, *, effects: bool = False) -> list[int]:
         """Indices of the equations that make the wanted atoms out of known variables and inputs, in order.
@@ -82,7 +84,7 @@ class Forward:
         read = dict.fromkeys(v for eqn in eqns for v in eqn.invars if is_value(v) and v not in made)
         if eqns:
             eqns = [_beside_known(eqn, env) for eqn in eqns]
-            env.update(zip(outputs, run_equations(eqns, list(read), outputs, [env[v] for v in read]), strict=True))
+            env.update(zip(outputs, function_of(eqns, list(read), outputs)(*[env[v] for v in read]), strict=True))
         return [env[v] if is_value(v) else v.val for v in wanted]
 
 

@@ -1,14 +1,11 @@
 """`inlined`: a program without the calls in it, so that every value of it can be chosen by itself."""
 
-import contextlib
-
 import jax
 import jax.extend.core as jex
 
-from jaxmem._compat import call_to_inline, name_stack
+from jaxmem._compat import call_to_inline
 from jaxmem.remat.blocks._facts import body_of, is_value
-
-_DEBUG_INFO = jex.DebugInfo("jaxmem auto", "jaxmem.remat.auto", None, None)
+from jaxmem.remat.blocks._run import function_of, scope_of
 
 
 def inlined(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -25,12 +22,6 @@ def inlined(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     return jax.make_jaxpr(lambda *args: _run(jaxpr, consts, args))(*[v.aval for v in jaxpr.invars])
 
 
-def run_equations(eqns, inputs, outputs, values) -> list:
-    """What equations make of values, with their scopes and source lines, as JAX itself runs a jaxpr."""
-    jaxpr = jex.Jaxpr((), inputs, outputs, eqns, frozenset(), _DEBUG_INFO)
-    return jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ()))(*values)
-
-
 def _run(jaxpr, consts, args) -> list:
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
@@ -44,7 +35,7 @@ def _run(jaxpr, consts, args) -> list:
         inputs = list(dict.fromkeys(v for eqn in plain for v in eqn.invars if is_value(v) and v not in made))
         outputs = list(made)
         if plain:
-            env.update(zip(outputs, run_equations(plain, inputs, outputs, map(read, inputs)), strict=True))
+            env.update(zip(outputs, function_of(plain, inputs, outputs)(*map(read, inputs)), strict=True))
         plain.clear()
 
     for eqn in jaxpr.eqns:
@@ -54,14 +45,8 @@ def _run(jaxpr, consts, args) -> list:
             continue
         flush()
         inner, inner_consts = body_of(call)
-        with _scope_of(eqn):
+        with scope_of(eqn):
             outs = _run(inner, inner_consts, [read(v) for v in eqn.invars])
         env.update(zip(eqn.outvars, outs, strict=True))
     flush()
     return [read(v) for v in jaxpr.outvars]
-
-
-def _scope_of(eqn):
-    """The equation's scopes, which those of its body go on from; a transformation's cannot be opened by name."""
-    scope = name_stack(eqn)
-    return jax.named_scope(scope) if scope and "(" not in scope else contextlib.nullcontext()

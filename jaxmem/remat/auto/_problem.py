@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,9 +21,9 @@ from jaxmem.remat.blocks._blocks import plan_of
 from jaxmem.remat.blocks._facts import Facts, body_of
 from jaxmem.remat.blocks._plan import Inside, Plan, interval, scanned_block, with_cheap_inputs
 from jaxmem.remat.blocks._repeats import Tokens
+from jaxmem.remat.blocks._run import jaxpr_of
 from jaxmem.remat.blocks._search import intervals
 
-_DEBUG_INFO = jex.DebugInfo("jaxmem auto", "jaxmem.remat.auto", None, None)
 WHOLE = "whole"  # the name of the block of a function in which nothing repeats
 
 
@@ -53,7 +53,7 @@ class Program:
     def apply(self, wrap: Callable, segments: Mapping[str, tuple[int, ...]] | None = None) -> Callable[..., list]:
         """The function of `consts` and arguments with `wrap(fn, scanned=, name=)` round each block.
 
-        Scans are run in `segments`, as of `apply_at_blocks`.
+        Scans are run in `segments`, as of `evaluate`.
         """
         plan = self.plan
         if plan is None:
@@ -125,7 +125,7 @@ def program_of(fn: Callable[..., Sequence], avals: Sequence, differentiated: Seq
         given = tuple(a and b for a, b in zip(given, differentiated, strict=True))
     if consts:  # a custom rule must be given what it differentiates
         inputs = [*jaxpr.constvars, *jaxpr.invars]
-        closed = jex.ClosedJaxpr(jex.Jaxpr((), inputs, jaxpr.outvars, jaxpr.eqns, jaxpr.effects, _DEBUG_INFO), ())
+        closed = jex.ClosedJaxpr(jaxpr_of(jaxpr.eqns, inputs, jaxpr.outvars, jaxpr.effects), ())
     return Program(closed=closed, consts=consts, differentiated=outer + given)
 
 
@@ -139,7 +139,7 @@ def _whole(closed: jex.ClosedJaxpr) -> Plan | None:
 
 def pose(program: Program, rates: Rates) -> Problem:
     """Finds the blocks of a function and what differentiating each distinct one keeps."""
-    found = {block.name: block for block in program_blocks(program)}
+    found = {block.name: block for block in _blocks_of(program)}
     # With nothing but inputs kept inside of blocks, the rest of what is kept is kept outside of them.
     flags, captured, around = _look(program, found)
     at: dict[Any, int] = {}
@@ -152,7 +152,7 @@ def pose(program: Program, rates: Rates) -> Problem:
             groups[at[key]] = dataclasses.replace(groups[at[key]], members=groups[at[key]].members + 1)
         else:
             at[key] = len(groups)
-            values = candidates(captured[block.key, flags[name]], block.free.__getitem__, rates)
+            values = candidates(captured[block.key, flags[name]], block.free, rates)
             groups.append(Group(candidates=values, times=block.times))
         group_of[name] = at[key]
     plain_bytes = program.kept_bytes(program)
@@ -168,29 +168,32 @@ def pose(program: Program, rates: Rates) -> Problem:
     )
 
 
-def program_blocks(program: Program) -> list[FoundBlock]:
-    """The blocks of a program."""
-    if program.plan is None:
-        return []
+def _blocks_of(program: Program) -> list[FoundBlock]:
     found, tokens = [], {}
-    for inner, item, times in intervals(program.plan):
-        facts = inner.facts
+    for facts, name, part, times in _parts(program):
         if id(facts) not in tokens:
             tokens[id(facts)] = Tokens(facts)
-        numbers = tokens[id(facts)]
-        for i, part in enumerate(item.parts):
-            indices = with_cheap_inputs(facts, part)
-            inputs, outputs = facts.inputs(indices), facts.outputs(part)
-            free = tuple(v in facts.free for v in inputs)
-            found.append(
-                FoundBlock(
-                    name=item.name if len(item.parts) == 1 else f"{item.name}.{i + 1}",
-                    times=times,
-                    free=free,
-                    key=(id(facts), free, _structure(numbers, facts, indices, inputs, outputs)),
-                )
-            )
+        indices = with_cheap_inputs(facts, part)
+        inputs, outputs = facts.inputs(indices), facts.outputs(part)
+        free = tuple(v in facts.free for v in inputs)
+        key = (id(facts), free, _structure(tokens[id(facts)], facts, indices, inputs, outputs))
+        found.append(FoundBlock(name=name, times=times, free=free, key=key))
     return found
+
+
+def free_inputs(program: Program) -> dict[str, tuple[bool, ...]]:
+    """By a block's name, which of its inputs are there anyway."""
+    return {
+        name: tuple(v in facts.free for v in facts.inputs(with_cheap_inputs(facts, part)))
+        for facts, name, part, _ in _parts(program)
+    }
+
+
+def _parts(program: Program) -> Iterator[tuple[Facts, str, tuple[int, ...], int]]:
+    """(facts, name, equations, times it runs) of every block."""
+    for plan, item, times in intervals(program.plan) if program.plan is not None else ():
+        for name, part in item.named_parts:
+            yield plan.facts, name, part, times
 
 
 def _structure(tokens: Tokens, facts: Facts, indices, inputs, outputs) -> tuple:
@@ -241,7 +244,7 @@ def _look(program: Program, found: dict[str, FoundBlock]):
             key = (found[name].key, flags[name])
             if key not in captured:
                 captured[key] = capture(fn, values, flags[name])
-            return list(fn(*values)), [values[i] for i in captured[key].inputs_read]
+            return list(fn(*values)), [values[i] for i in captured[key].inputs_used()]
 
         def backward(_, cotangents):  # never runs: only what is kept for it is looked at
             raise NotImplementedError

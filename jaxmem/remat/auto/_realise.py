@@ -14,7 +14,6 @@ from jax.custom_derivatives import SymbolicZero
 
 from jaxmem._compat import pull_back, varying_axes
 from jaxmem.remat.auto._forward import Forward, is_float
-from jaxmem.remat.blocks._facts import is_value
 
 # JAX's own label on what a checkpoint computes a second time; counts of a compiled step's FLOPs go by it.
 _RECOMPUTED = "rematted_computation"
@@ -49,7 +48,7 @@ def realise(
         wanted = [*program.outputs, *kept, *offloaded]
         values = program.evaluate(wanted, known, effects=True)
         outs, values = values[: program.num_outputs], values[program.num_outputs :]
-        used = _inputs_used(program, {*kept, *offloaded})
+        used = [program.jaxpr.invars[i] for i in program.inputs_used({*kept, *offloaded})]
         device, host = values[: len(kept)], [to_host(value) for value in values[len(kept) :]]
         saved = _Backward(program, (*used, *kept), tuple(offloaded), scanned)
         return outs, jax.tree_util.Partial(saved, [known[v] for v in used] + device, host)
@@ -112,14 +111,6 @@ def to_host(value):
 def to_device(value):
     """The value back in the device's memory."""
     return jax.device_put(value, jax.memory.Space.Device)
-
-
-def _inputs_used(program: Forward, kept: set) -> list:
-    """Inputs that the pull-back reads, by itself or for what it computes again, and that are not kept anyway."""
-    needed = program.needed_for(program.residuals, kept)
-    read = {v for e in needed for v in program.jaxpr.eqns[e].invars if is_value(v)}
-    read |= {v for v in program.residuals if is_value(v)}
-    return [v for v in program.jaxpr.invars if v in read and v not in kept]
 
 
 def _is_array(cotangent) -> bool:

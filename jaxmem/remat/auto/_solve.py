@@ -183,11 +183,6 @@ class _Program:
             away = set()
             if self.limits.offload:
                 away = set(np.flatnonzero(x[start + n : start + 2 * n] > 0.5).tolist()) - kept
-            found.append(_used(group.candidates, kept, away))
+            read = group.candidates.read(Choice(tuple(kept), tuple(away)))
+            found.append(Choice(*(tuple(v for v in sorted(each) if read[v]) for each in (kept, away))))
         return tuple(found)
-
-
-def _used(c: Candidates, kept: set[int], away: set[int]) -> Choice:
-    runs = c.recomputed(Choice(tuple(kept), tuple(away)))
-    used = set(np.flatnonzero(c.is_residual).tolist()) | {v for e in np.flatnonzero(runs) for v in c.reads[e]}
-    return Choice(tuple(sorted(kept & used)), tuple(sorted(away & used)))

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxmem.remat.auto._assign import Assignment, assigned
+from jaxmem.remat.auto._assign import Assignment, assigned, uniform
 from jaxmem.remat.auto._candidates import Candidates, Choice
 from jaxmem.remat.auto._problem import Problem
 
@@ -17,11 +17,7 @@ def standard(problem: Problem, *, objective: str = "seconds") -> dict[str, Assig
         "dots": lambda c: _products(c, batched=True),
         "none": lambda c: c.plain,
     }
-    of = {name: [kind(group.candidates) for group in problem.groups] for name, kind in kinds.items()}
-    return {
-        name: assigned(problem, {block: choices[at] for block, at in problem.group_of.items()}, objective=objective)
-        for name, choices in of.items()
-    }
+    return {name: uniform(problem, kind, objective=objective) for name, kind in kinds.items()}
 
 
 def repriced(problem: Problem, assignment: Assignment, *, objective: str) -> Assignment:
@@ -34,13 +30,7 @@ def repriced(problem: Problem, assignment: Assignment, *, objective: str) -> Ass
 def _products(c: Candidates, *, batched: bool) -> Choice:
     """Keeps the outputs of matrix products as far as they are read; where `batched`, of those with batch dimensions."""
     eqns = [c.forward.jaxpr.eqns[c.equations[e]] if e >= 0 else None for e in c.maker]
-    kept = {i for i, eqn in enumerate(eqns) if eqn is not None and _is_product(eqn, batched)}
-    once = {i for i, e in enumerate(c.maker) if e >= 0 and c.fixed[e]}
-    there = Choice(kept=tuple(sorted(kept | once)))
-    runs = c.recomputed(there)
-    read = set(np.flatnonzero(c.is_residual).tolist()) | {v for e in np.flatnonzero(runs) for v in c.reads[e]}
-    inputs = set(np.flatnonzero(c.is_input).tolist())
-    return Choice(kept=tuple(sorted((kept | once | inputs) & read)))
+    return c.keeping(np.array([eqn is not None and _is_product(eqn, batched) for eqn in eqns], bool))
 
 
 def _is_product(eqn, batched: bool) -> bool:

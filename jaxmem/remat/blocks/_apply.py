@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 
 import jax
-import jax.extend.core as jex
 from jax import lax
 
-from jaxmem._compat import name_stack, scan_layout
+from jaxmem._compat import scan_layout
 from jaxmem.remat._nested_scan import nested_scan_of
 from jaxmem.remat.blocks._facts import (
     USER_CHECKPOINT,
@@ -18,15 +17,22 @@ from jaxmem.remat.blocks._facts import (
     nested_segments,
 )
 from jaxmem.remat.blocks._plan import Inside, Interval, Plan, scanned_block, with_cheap_inputs
+from jaxmem.remat.blocks._run import function_of, scope_of
 
 _NO_SEGMENTS: Mapping[str | None, tuple[int, ...]] = {}
-_DEBUG_INFO = jex.DebugInfo("jaxmem block", "jaxmem.remat.blocks", None, None)
 
 
 def evaluate(plan: Plan, consts, args, wrap: Callable, *, scanned: bool = False, segments=_NO_SEGMENTS) -> list:
-    """The outputs of the plan's jaxpr, its scans in the segments that are given for the name of the block in them.
+    """The outputs of the plan's jaxpr. Equations run as JAX itself runs a jaxpr: with their scopes and source lines.
 
-    Equations run as JAX itself runs a jaxpr: with their scopes and source lines."""
+    Args:
+      plan: the jaxpr and its blocks.
+      consts, args: of the jaxpr.
+      wrap: as of `apply_at_blocks`.
+      scanned: the jaxpr is the body of a scan.
+      segments: by the name of a block that is the whole body of a scan, lengths of the segments in which the scan is
+        run, as of `nested_scan`; the block must be in a checkpoint.
+    """
     facts = plan.facts
     env = dict(zip((*facts.jaxpr.constvars, *facts.jaxpr.invars), (*consts, *args), strict=True))
 
@@ -36,7 +42,7 @@ def evaluate(plan: Plan, consts, args, wrap: Callable, *, scanned: bool = False,
     def run(indices, outputs, around=lambda fn: fn):
         if indices:
             inputs = facts.inputs(indices)
-            fn = _function([facts.eqns[i] for i in indices], inputs, outputs)
+            fn = function_of([facts.eqns[i] for i in indices], inputs, outputs)
             made = around(fn)(*map(read, inputs))
             # A custom rule gives derivatives to all of its outputs, also to those that must not have one.
             made = [lax.stop_gradient(x) if v in facts.constant else x for v, x in zip(outputs, made, strict=True)]
@@ -48,8 +54,7 @@ def evaluate(plan: Plan, consts, args, wrap: Callable, *, scanned: bool = False,
         plain = list(range(at, end))
         run(plain, facts.outputs(plain))
         if isinstance(item, Interval):
-            for i, part in enumerate(item.parts):
-                name = item.name if len(item.parts) == 1 else f"{item.name}.{i + 1}"
+            for name, part in item.named_parts:
 
                 def around(fn, name=name):
                     fn.__name__ = name
@@ -63,16 +68,6 @@ def evaluate(plan: Plan, consts, args, wrap: Callable, *, scanned: bool = False,
             env.update(zip(eqn.outvars, outs, strict=True))
         at = end if item is None else item.stop
     return [read(v) for v in facts.jaxpr.outvars]
-
-
-def _function(eqns, inputs, outputs) -> Callable:
-    jaxpr = jex.Jaxpr((), inputs, outputs, eqns, frozenset(), _DEBUG_INFO)
-    run = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ()))
-
-    def block(*args):
-        return run(*args)
-
-    return block
 
 
 def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable, segments) -> list:
@@ -91,7 +86,8 @@ def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable, seg
             inner = _shard_map(eqn, inner)
         elif name in USER_CHECKPOINT:
             inner = jax.checkpoint(inner, policy=eqn.params["policy"], prevent_cse=eqn.params["prevent_cse"])
-        return _in_scope(eqn, inner)(*args)  # a nested scan brings its own derivative
+        with scope_of(eqn):
+            return inner(*args)  # a nested scan brings its own derivative
     new = []
     for param, plan in zip(given, item.plans, strict=True):
         jaxpr, consts = body_of(param)
@@ -108,7 +104,7 @@ def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable, seg
         return nested_scan_of(new[0], cuts, eqn.params, num_consts, num_carry, args)
     params = eqn.params | {key: tuple(new) if isinstance(eqn.params[key], (tuple, list)) else new[0]}
     values = {v: value for v, value in zip(eqn.invars, args, strict=True) if is_value(v)}
-    return _function([eqn.replace(params=params)], list(values), eqn.outvars)(*values.values())
+    return function_of([eqn.replace(params=params)], list(values), eqn.outvars)(*values.values())
 
 
 def _shard_map(eqn, body: Callable) -> Callable:
@@ -121,9 +117,3 @@ def _shard_map(eqn, body: Callable) -> Callable:
         check_vma=eqn.params["check_vma"],
         axis_names=set(eqn.params["newly_manual_axes"]),
     )
-
-
-def _in_scope(eqn, fn: Callable) -> Callable:
-    """`fn` under the equation's named scopes, which a public function called anew does not have."""
-    scope = name_stack(eqn)
-    return jax.named_scope(scope)(fn) if scope and "(" not in scope else fn

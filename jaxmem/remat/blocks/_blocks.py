@@ -1,7 +1,7 @@
 """`find_blocks` and `apply_at_blocks`: the blocks of a jaxpr, looked at and wrapped."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax.extend.core as jex
 
@@ -64,7 +64,7 @@ def find_blocks(closed_jaxpr: jex.ClosedJaxpr) -> tuple[Block, ...]:
     return tuple(
         Block(
             kind=item.kind,
-            name=item.name if len(item.parts) == 1 else f"{item.name}.{i + 1}",
+            name=name,
             count=count,
             num_equations=len(part),
             input_bytes=found.facts.boundary_bytes(part),
@@ -72,21 +72,17 @@ def find_blocks(closed_jaxpr: jex.ClosedJaxpr) -> tuple[Block, ...]:
             inside_bytes=found.facts.inside_bytes(part),
         )
         for found, item, count in intervals(plan)
-        for i, part in enumerate(item.parts)
+        for name, part in item.named_parts
     )
 
 
-def apply_at_blocks(
-    closed_jaxpr: jex.ClosedJaxpr, wrap: Callable, segments: Mapping[str, tuple[int, ...]] | None = None
-) -> Callable[..., list]:
+def apply_at_blocks(closed_jaxpr: jex.ClosedJaxpr, wrap: Callable) -> Callable[..., list]:
     """A function of the jaxpr's inputs that computes its outputs with `wrap` round each block.
 
     Args:
       closed_jaxpr: e.g. from `jax.make_jaxpr`.
       wrap: `wrap(fn, *, scanned, name) -> fn`. `fn` takes what the block reads from outside, weights included, and
         returns a list; `scanned` says that it is the body of a `lax.scan`.
-      segments: by the name of a block that is the whole body of a scan, lengths of the segments in which the scan is
-        run, as of `nested_scan`; the block must be in a checkpoint.
 
     >>> import jax, jax.numpy as jnp
     >>> def loss(weights, x):
@@ -103,7 +99,7 @@ def apply_at_blocks(
     if plan is None:
         return jex.jaxpr_as_fun(closed_jaxpr)
     consts = body_of(closed_jaxpr)[1]
-    return lambda *args: evaluate(plan, consts, args, wrap, segments=segments or {})
+    return lambda *args: evaluate(plan, consts, args, wrap)
 
 
 def plan_of(closed_jaxpr: jex.ClosedJaxpr) -> Plan | None:

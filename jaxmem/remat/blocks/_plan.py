@@ -26,6 +26,13 @@ class Interval:
     parts: tuple[tuple[int, ...], ...]
 
     @property
+    def named_parts(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(name, equations) of each block."""
+        if len(self.parts) == 1:
+            return [(self.name, self.parts[0])]
+        return [(f"{self.name}.{i + 1}", part) for i, part in enumerate(self.parts)]
+
+    @property
     def rest(self) -> list[int]:
         taken = {i for part in self.parts for i in part}
         return [i for i in range(self.start, self.stop) if i not in taken]
