@@ -50,7 +50,7 @@ class Chosen:
 
     def record(self, assignment: Assignment) -> dict:
         """What the compiler makes of a choice."""
-        key = tuple(sorted(assignment.choices.items(), key=lambda item: item[0]))
+        key = tuple(sorted(assignment.choices.items(), key=lambda item: item[0])), tuple(assignment.segments.items())
         if key not in self._records:
             chosen = apply_choices(self.program, self.problem, assignment)
             loss = lambda params, data: chosen(*jax.tree.leaves((params, data)))[0]  # noqa: E731

@@ -57,7 +57,8 @@ def main(argv: list[str] | None = None) -> None:
             "worse_points": len(worse),
             "points": len(rows),
             "strictly_better_share": sum(row["better"] for row in rows) / max(1, len(rows)),
-            "loose_budget_over_fastest": max((row["ratio"] for row in loose), default=0.0),
+            # Only where it was looked at.
+            **({"loose_budget_over_fastest": max(row["ratio"] for row in loose)} if loose else {}),
             "max_compiles_of_a_level": max((row["compiles"] for row in rows), default=0),
             "compiles": cells.made,
         },

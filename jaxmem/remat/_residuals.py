@@ -12,6 +12,7 @@ from jaxmem.remat._checkpoint import checkpoint
 from jaxmem.remat._kept import is_on_host, kept_values, num_bytes
 from jaxmem.remat._offers import Offers, check_names
 from jaxmem.remat._origin import origin
+from jaxmem.remat._table import aligned
 
 _SMALL = 1 / 500  # kinds of values below this share of the total are one line of the text
 
@@ -117,7 +118,7 @@ class ResidualTable:
         if self.host_bytes:
             host = f"{self.host_bytes:,}"
             lines.append([*[""] * (len(tables) - 1), host, "", "of which on the host", "", "", "", ""])
-        return _aligned(lines, right=len(tables) + 1)
+        return aligned(lines, right=len(tables) + 1)
 
 
 def residuals(fn: Callable, *args, argnums: int | None = None, policy: str | Policy | None = None) -> ResidualTable:
@@ -203,11 +204,3 @@ def _common(modules: list[str]) -> str:
         return distinct[0]
     starred = {re.sub(r"\d+", "*", module) for module in distinct}
     return starred.pop() if len(starred) == 1 else os.path.commonpath(starred) if all(starred) else ""
-
-
-def _aligned(lines: list[list[str]], right: int) -> str:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    lines = [
-        [cell.rjust(widths[i]) if i < right else cell.ljust(widths[i]) for i, cell in enumerate(line)] for line in lines
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in lines)

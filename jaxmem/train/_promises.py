@@ -2,6 +2,7 @@
 
 from jaxmem._units import format_bytes, format_flops
 from jaxmem.analysis import MemoryReport
+from jaxmem.budget import is_auto
 from jaxmem.config import MemoryConfig
 from jaxmem.train._verification import Check, Verdict
 
@@ -20,7 +21,7 @@ def within(name: str, error: float, tolerance: float, detail: str) -> Check:
 def residuals(before: MemoryReport, after: MemoryReport) -> Check:
     old, new = before.saved_residual_bytes, after.saved_residual_bytes
     # A budget may be enough to keep everything.
-    most = None if old is None else old if after.remat.startswith("auto:") else old - 1
+    most = None if old is None else old if is_auto(after.remat) else old - 1
     verdict: Verdict = "uncertain" if most is None or new is None else "pass" if new <= most else "fail"
     return Check(
         name="residuals", verdict=verdict, detail=f"{format_bytes(new)} with remat, {format_bytes(old)} without."

@@ -34,9 +34,7 @@ class Decision:
 
     def solution(self, *, budget_bytes: int | None = None, more: float | None = None) -> Solution:
         """What was decided, readable."""
-        promise = "modelled" if self.peak_bytes is None else "compiled"
-        made = describe(self.problem, self.assignment, budget_bytes=budget_bytes, more=more)
-        return dataclasses.replace(made, promise=promise, peak_bytes=self.peak_bytes)
+        return describe(self.problem, self.assignment, budget_bytes=budget_bytes, more=more, peak_bytes=self.peak_bytes)
 
     def apply(self, fn: Callable) -> Callable:
         """The function that was posed, or one with the same blocks, with the choices realised."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxmem._units import format_bytes, format_flops, format_seconds
 from jaxmem.remat._checkpoint import checkpoint_unchecked
+from jaxmem.remat._table import aligned
 from jaxmem.remat.auto._assign import Assignment, smallest, within
 from jaxmem.remat.auto._candidates import check_objective
 from jaxmem.remat.auto._costs import jaxpr_cost
@@ -70,8 +71,7 @@ class Frontier:
         for p in rows:
             total, seconds = format_bytes(p.total_bytes), format_seconds(p.recompute_seconds)
             lines.append((format_bytes(p.kept_bytes), total, format_flops(int(p.recompute_flops)), seconds, p.name))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in lines)
+        return aligned(lines, right=len(lines[0]))
 
 
 def frontier(
@@ -132,13 +132,10 @@ def _point(a: Assignment) -> FrontierPoint:
     )
 
 
-def _of_policy(program: Program, name: str, rates: Rates) -> FrontierPoint:
-    def wrap(fn, *, scanned, name=name, policy=name):
-        return checkpoint_unchecked(fn, policy, scanned=scanned)
-
-    marked = program.apply(wrap)
+def _of_policy(program: Program, policy: str, rates: Rates) -> FrontierPoint:
+    marked = program.apply(lambda fn, *, scanned, name: checkpoint_unchecked(fn, policy, scanned=scanned))
     extra = gradient_flops(program, marked, rates) - gradient_flops(program, program, rates)
-    return FrontierPoint(name=name, kept_bytes=program.kept_bytes(marked), recompute_flops=max(0.0, extra))
+    return FrontierPoint(name=policy, kept_bytes=program.kept_bytes(marked), recompute_flops=max(0.0, extra))
 
 
 def gradient_flops(program: Program, fn: Callable[..., list], rates: Rates) -> float:

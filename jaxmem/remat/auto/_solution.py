@@ -7,6 +7,7 @@ from typing import Any
 from jaxmem._units import format_bytes, format_seconds
 from jaxmem.policy import Policy
 from jaxmem.remat._origin import origin
+from jaxmem.remat._table import aligned
 from jaxmem.remat.auto._assign import Assignment
 from jaxmem.remat.auto._problem import Problem
 
@@ -113,12 +114,6 @@ class Solution:
             shape = f"{v.dtype}[{','.join(map(str, v.shape))}]"
             what = (v.fate, shape, v.name or "-", v.op, v.module or "-", v.source or "-")
             lines.append([f"{v.size_bytes:,}", str(v.layers), *what])
-        widths = [max(len(row[i]) for row in lines) for i in range(len(lines[0]))]
-        left = range(2, len(widths))
-        text = [
-            "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-            for row in lines
-        ]
         kept = (
             f"{format_bytes(self.kept_bytes)} kept of {format_bytes(self.plain_bytes)}, working set "
             f"{format_bytes(self.working_bytes)}, {format_seconds(self.recompute_seconds)} recomputed; modelled"
@@ -131,10 +126,17 @@ class Solution:
             kept += (
                 f"; one more GiB would save {format_seconds(more)}" if more > 0 else "; more bytes would save nothing"
             )
-        return "\n".join([*(line.rstrip() for line in text), kept + "."])
+        return f"{aligned(lines, right=2)}\n{kept}."
 
 
-def describe(problem: Problem, assignment: Assignment, *, budget_bytes: int | None, more: float | None) -> Solution:
+def describe(
+    problem: Problem,
+    assignment: Assignment,
+    *,
+    budget_bytes: int | None,
+    more: float | None,
+    peak_bytes: int | None,
+) -> Solution:
     """The readable form of an assignment."""
     rows, counts = [], {}
     for name, choice in assignment.choices.items():
@@ -180,4 +182,6 @@ def describe(problem: Problem, assignment: Assignment, *, budget_bytes: int | No
         bound=assignment.bound,
         gap=assignment.gap,
         more_buys_seconds=more,
+        peak_bytes=peak_bytes,
+        promise="modelled" if peak_bytes is None else "compiled",
     )

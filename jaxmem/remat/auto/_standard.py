@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxmem.remat.auto._assign import Assignment, assigned, uniform
 from jaxmem.remat.auto._candidates import Candidates, Choice
+from jaxmem.remat.auto._nested import in_segments
 from jaxmem.remat.auto._problem import Problem
 
 
@@ -23,6 +24,8 @@ def standard(problem: Problem, *, objective: str = "seconds") -> dict[str, Assig
 def repriced(problem: Problem, assignment: Assignment, *, objective: str) -> Assignment:
     """The same choices, priced by an objective."""
     found = assigned(problem, assignment.choices, objective=objective)
+    if assignment.segments:
+        found = in_segments(problem, found, assignment.segments, objective=objective)
     same = abs(found.price - assignment.price) <= 1e-9 * abs(found.price)
     return dataclasses.replace(found, bound=assignment.bound) if same else found
 

@@ -9,6 +9,10 @@ import pytest
 from jaxmem import MemoryConfig, Workload, make_train_step, remat
 from jaxmem.errors import BudgetInfeasible
 from jaxmem.remat import residual_bytes
+from jaxmem.remat.auto import Rates, pose_call
+from jaxmem.remat.auto._assign import smallest
+from jaxmem.remat.auto._nested import nested
+from jaxmem.remat.auto._standard import repriced
 
 LAYERS, ROWS, WIDTH = 36, 64, 8
 CARRY = ROWS * WIDTH * 4
@@ -48,3 +52,11 @@ def test_a_step_below_the_peak_of_full_remat(args):
     step = remat.fit_budget(make_train_step(workload), int(0.7 * full), "cpu")
     assert step.report().peak_bytes <= 0.7 * full
     assert step.decision.assignment.segments
+
+
+def test_segments_keep_their_price_under_another_objective(args):
+    problem = pose_call(loss, args, {}, Rates.of(None))
+    seconds, flops = (nested(problem, objective=objective) for objective in ("seconds", "flops"))
+    again = repriced(problem, seconds, objective="flops")
+    assert (again.price, again.segments, again.kept_bytes) == (flops.price, flops.segments, flops.kept_bytes)
+    assert again.recompute_flops == flops.recompute_flops > smallest(problem).recompute_flops
