@@ -5,13 +5,11 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from jaxmem import accumulate
 from jaxmem.budget import Budget
-from jaxmem.objective import LossOutput
-from jaxmem.remat.auto import Assignment, Decision, Measured, Problem, Rates, fit, pose_call, within_share
+from jaxmem.remat.auto import MAX_COMPILES, Assignment, Decision, Measured, Problem, Rates, fit, pose_call, within_share
 from jaxmem.targets import Target, on_target
-from jaxmem.train._loss import partition
 from jaxmem.train._peaks import Peaks, versions
+from jaxmem.train._remat import loss_arguments
 
 if TYPE_CHECKING:
     from jaxmem.train._step import TrainStep
@@ -19,21 +17,12 @@ if TYPE_CHECKING:
 
 def pose_step(step: "TrainStep", target: Target) -> Problem:
     """The blocks of the loss of one micro-batch of a step that has no remat, differentiated as the step does."""
-    batch = jax.eval_shape(
-        lambda batch: accumulate.micro_batch(
-            batch, index=0, num_micro_batches=step.config.accumulation_steps, batch_axes=step.workload.batch_axes
-        ),
-        step.abstract_batch(),
-    )
-    state = step.abstract_state()
-    trainable, frozen = partition(state.params, step.workload.trainable)
 
     def loss(trainable, frozen, batch, rng, state):
-        output = step.loss(frozen)(trainable, batch, rng=rng, state=state)
-        return output if not isinstance(output, LossOutput) else (output.objective, output.metrics, output.state)
+        return step.loss(frozen)(trainable, batch, rng=rng, state=state)
 
     with on_target(target), step.entered():
-        return pose_call(loss, (trainable, frozen, batch, state.rng, state.state), {}, Rates.of(target), argnums=(0,))
+        return pose_call(loss, loss_arguments(step), {}, Rates.of(target), argnums=(0,))
 
 
 def decide(step: "TrainStep", budget: Budget, target: Target) -> Decision:
@@ -58,9 +47,8 @@ def fit_step(
     budget_peak_bytes: int,
     target: Target,
     *,
-    objective: str = "seconds",
     offload: bool = False,
-    max_compiles: int = 6,
+    max_compiles: int = MAX_COMPILES,
 ) -> Decision:
     """As `remat.fit_budget`, for a step without remat."""
     from jaxmem.train._analysis import analyze  # which knows steps
@@ -84,7 +72,6 @@ def fit_step(
         problem,
         budget_peak_bytes,
         measure,
-        objective=objective,
         offload=offload,
         start_bytes=arguments // target.device_count,
         max_compiles=max_compiles,

@@ -16,14 +16,6 @@ if TYPE_CHECKING:
 
 def examine_step(step: "TrainStep") -> remat.Examination:
     """`remat.examine` of the step's loss on its first micro-batch, differentiated by the trainable parameters."""
-    split = functools.partial(
-        accumulate.micro_batch,
-        index=0,
-        num_micro_batches=step.config.accumulation_steps,
-        batch_axes=step.workload.batch_axes,
-    )
-    state = step.abstract_state()
-    trainable, frozen = partition(state.params, step.workload.trainable)
 
     def loss(checkpoint):
         def objective(trainable, frozen, batch, rng, state):
@@ -32,8 +24,20 @@ def examine_step(step: "TrainStep") -> remat.Examination:
 
         return objective
 
-    args = (trainable, frozen, jax.eval_shape(split, step.abstract_batch()), state.rng, state.state)
-    return remat.examine(loss, *args, argnums=0, policy=step.config.policy)
+    return remat.examine(loss, *loss_arguments(step), argnums=0, policy=step.config.policy)
+
+
+def loss_arguments(step: "TrainStep") -> tuple:
+    """Shapes of what the loss of a step's first micro-batch is traced with: trainable, frozen, batch, rng, state."""
+    split = functools.partial(
+        accumulate.micro_batch,
+        index=0,
+        num_micro_batches=step.config.accumulation_steps,
+        batch_axes=step.workload.batch_axes,
+    )
+    state = step.abstract_state()
+    trainable, frozen = partition(state.params, step.workload.trainable)
+    return trainable, frozen, jax.eval_shape(split, step.abstract_batch()), state.rng, state.state
 
 
 def compare_residuals(after: "TrainStep", before: "TrainStep") -> remat.ResidualTable:

@@ -14,7 +14,7 @@ from jaxmem.budget import parse_budget
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, RematWarning, WorkloadError
 from jaxmem.policy import Policy
-from jaxmem.remat.auto import Decision
+from jaxmem.remat.auto import MAX_COMPILES, Decision
 from jaxmem.targets import Target, compile_lowered, on_target, place, resolve_target
 from jaxmem.train._budget import decide, fit_step
 from jaxmem.train._layout import Layout, sharding_of
@@ -184,7 +184,7 @@ class TrainStep:
         target: str | Target | None = None,
         *,
         offload: bool = False,
-        max_compiles: int = 6,
+        max_compiles: int = MAX_COMPILES,
     ) -> "TrainStep":
         """As `remat.fit_budget`."""
         size = None if isinstance(budget_peak_bytes, bool) else parse_budget(budget_peak_bytes).bytes
