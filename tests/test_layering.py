@@ -21,6 +21,7 @@ BASE = frozenset(
         "_compat",
         "_flax",
         "_installed",
+        "_product_flops",
         "_scopes",
         "_source",
         "_units",

@@ -5,8 +5,8 @@ import dataclasses
 
 from jax.extend import core
 
+from jaxmem._product_flops import product_flops
 from jaxmem.analysis.hlo._flops import BACKWARD_SCOPE, REMAT_SCOPE
-from jaxmem.analysis.hlo._matmul import WindowDimension, convolution_flops, dot_flops
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,8 +69,9 @@ class _Counter:
 
     def equation(self, eqn, part: str) -> collections.Counter[str]:
         name = eqn.primitive.name
-        if name in _LEAVES:
-            return collections.Counter({part: _LEAVES[name](eqn)})
+        flops = product_flops(eqn)
+        if flops is not None:
+            return collections.Counter({part: flops})
         inner = [self.jaxpr(j, part) for j in _sub_jaxprs(eqn)]
         if not inner:
             return collections.Counter()
@@ -106,44 +107,3 @@ def _sub_jaxprs(eqn):
                 yield item.jaxpr
             elif isinstance(item, core.Jaxpr):
                 yield item
-
-
-def _dot(eqn) -> int:
-    (lhs_contracting, _), _ = eqn.params["dimension_numbers"]
-    return dot_flops(eqn.outvars[0].aval.shape, eqn.invars[0].aval.shape, lhs_contracting)
-
-
-def _ragged_dot(eqn) -> int:
-    # Each row meets the matrix of its own group only.
-    numbers = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
-    (lhs_contracting, _), _ = numbers
-    return dot_flops(eqn.outvars[0].aval.shape, eqn.invars[0].aval.shape, lhs_contracting)
-
-
-def _convolution(eqn) -> int:
-    lhs, rhs, out = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
-    numbers = eqn.params["dimension_numbers"]
-    (batch, _, *lhs_spatial), (_, input_features, *rhs_spatial) = numbers.lhs_spec, numbers.rhs_spec
-    _, output_features, *out_spatial = numbers.out_spec
-    window = [
-        WindowDimension(
-            input=lhs[lhs_spatial[i]],
-            kernel=rhs[rhs_spatial[i]],
-            output=out[out_spatial[i]],
-            stride=eqn.params["window_strides"][i],
-            pad=eqn.params["padding"][i][0],
-            lhs_dilation=eqn.params["lhs_dilation"][i],
-            kernel_dilation=eqn.params["rhs_dilation"][i],
-        )
-        for i in range(len(lhs_spatial))
-    ]
-    return convolution_flops(
-        batch=lhs[batch],
-        kernel_input_features=rhs[input_features],
-        output_features=out[output_features],
-        window=window,
-        batch_groups=eqn.params["batch_group_count"],
-    )
-
-
-_LEAVES = {"dot_general": _dot, "conv_general_dilated": _convolution, "ragged_dot_general": _ragged_dot}

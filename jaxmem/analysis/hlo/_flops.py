@@ -8,8 +8,8 @@ import dataclasses
 import math
 import re
 
+from jaxmem._product_flops import WindowDimension, convolution_flops, dot_flops
 from jaxmem.analysis.hlo._loops import trip_count
-from jaxmem.analysis.hlo._matmul import WindowDimension, convolution_flops, dot_flops
 from jaxmem.analysis.hlo._parse import Computation, Instruction, Module, computation_names, parse_hlo
 
 # JAX puts this scope on what a checkpoint computes a second time.

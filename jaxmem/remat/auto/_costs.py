@@ -10,6 +10,7 @@ import functools
 import math
 
 from jaxmem._compat import called_jaxprs
+from jaxmem._product_flops import product_flops
 from jaxmem.remat._kept import num_bytes
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.blocks._facts import is_value
@@ -67,7 +68,7 @@ def statistics(jaxpr) -> dict:
             if eqn.primitive.name.startswith("reduce_") and eqn.primitive.name != "reduce_precision":
                 if read >= 8 * size:
                     found[v] = read
-            elif eqn.primitive.name not in _PRODUCTS and read <= 3 * size < 24 * read:
+            elif product_flops(eqn) is None and read <= 3 * size < 24 * read:
                 split = max((found.get(u, 0) for u in arrays), default=0)
                 found |= {v: split} if split else {}
     return found
@@ -83,8 +84,8 @@ def equation_cost(eqn, rates: Rates) -> Cost:
     name = eqn.primitive.name
     moved = sum(num_bytes(v.aval) for v in (*eqn.invars, *eqn.outvars) if hasattr(v.aval, "shape"))
     memory = moved / rates.hbm_bytes_per_second
-    if name in _PRODUCTS:
-        flops = _PRODUCTS[name](eqn)
+    flops = product_flops(eqn)
+    if flops is not None:
         rate = rates.matmul(eqn.invars[0].aval.dtype)
         return Cost(flops, max(flops / rate, memory) + _LAUNCH_SECONDS)
     if name == "pallas_call" or name.startswith(("ffi_call", "dot_product_attention")):
@@ -111,37 +112,13 @@ def jaxpr_cost(jaxpr, rates: Rates) -> Cost:
     return functools.reduce(Cost.__add__, (equation_cost(eqn, rates) for eqn in jaxpr.eqns), Cost())
 
 
-def _dot(eqn) -> float:
-    (contracted, _), _ = eqn.params["dimension_numbers"]
-    return 2 * math.prod(eqn.invars[0].aval.shape[d] for d in contracted) * math.prod(eqn.outvars[0].aval.shape)
-
-
-def _ragged_dot(eqn) -> float:
-    return 2 * math.prod(eqn.invars[0].aval.shape) * eqn.invars[1].aval.shape[-1]
-
-
-def _convolution(eqn) -> float:
-    kernel, numbers = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"]
-    per_output = math.prod(kernel) / kernel[numbers.rhs_spec[0]]
-    return 2 * per_output * math.prod(eqn.outvars[0].aval.shape) / eqn.params["batch_group_count"]
-
-
-_PRODUCTS = {
-    "dot_general": _dot,
-    "ragged_dot": _ragged_dot,
-    "ragged_dot_general": _ragged_dot,
-    "scaled_matmul": lambda eqn: 2 * math.prod(eqn.outvars[0].aval.shape) * eqn.invars[0].aval.shape[-1],
-    "conv_general_dilated": _convolution,
-}
-
-
 def _kernel_flops(eqn) -> float:
     """What a kernel's author states; else its body's products over its grid; else those of attention on its inputs."""
     stated = getattr(eqn.params.get("cost_estimate"), "flops", None)
     if stated:
         return float(stated)
     grid = getattr(eqn.params.get("grid_mapping"), "grid", ())
-    body = sum(jaxpr_flops(body) for body in called_jaxprs(eqn))
+    body = sum(_body_flops(body) for body in called_jaxprs(eqn))
     if body and all(isinstance(size, int) for size in grid):
         return body * math.prod(grid)
     shapes = [shape for v in eqn.invars if is_value(v) and len(shape := getattr(v.aval, "shape", ())) == 4]
@@ -151,12 +128,10 @@ def _kernel_flops(eqn) -> float:
     return 2.0 * sum(math.prod(v.aval.shape) for v in eqn.outvars if hasattr(v.aval, "shape"))
 
 
-def jaxpr_flops(jaxpr) -> float:
+def _body_flops(jaxpr) -> float:
     """Of the products of a program, its loops multiplied out."""
     total = 0.0
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _PRODUCTS:
-            total += _PRODUCTS[eqn.primitive.name](eqn)
-        else:
-            total += sum(map(jaxpr_flops, called_jaxprs(eqn))) * eqn.params.get("length", 1)
+        inside = sum(map(_body_flops, called_jaxprs(eqn))) * eqn.params.get("length", 1)
+        total += product_flops(eqn) or inside
     return total

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given
 
+from jaxmem._product_flops import WindowDimension
 from jaxmem.analysis import hlo_flops, jaxpr_flops
-from jaxmem.analysis.hlo._matmul import WindowDimension
 
 from .programs import compiled_text
 
