@@ -49,9 +49,8 @@ class Instruction(NamedTuple):
     def operands(self) -> list[str]:
         """Names of the operands."""
         text = self.rest[: _closing(self.rest)]
-        if text[:1] == "%" and text.count(",") == text.count(" ") == text.count(
-            ", %"
-        ):  # nearly always: names and nothing else
+        commas, spaces, both = (text.count(mark) for mark in (",", " ", ", %"))
+        if text[:1] == "%" and commas == spaces == both:  # nearly always: names and nothing else
             return text[1:].split(", %")
         return [percent or plain for percent, plain in _OPERAND.findall(text)]
 

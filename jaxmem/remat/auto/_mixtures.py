@@ -1,11 +1,12 @@
 """`mixtures`: different choices for blocks that are alike."""
 
 import dataclasses
+import weakref
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jaxmem.remat.auto._candidates import Choice
+from jaxmem.remat.auto._candidates import Candidates, Choice
 from jaxmem.remat.auto._hull import corners
 from jaxmem.remat.auto._milp import Rows, minimise
 from jaxmem.remat.auto._solve import Group, Limits, solve
@@ -13,6 +14,8 @@ from jaxmem.remat.auto._solve import Group, Limits, solve
 _LEVELS = 12  # points of a block's own frontier, of either kind
 _SECONDS = 2.0  # for each program
 _ROOMS = (1.0, 1.02)  # of the budget, while members are divided
+# A search asks for many budgets, which share the frontiers of their blocks.
+_FRONTIERS: weakref.WeakKeyDictionary[Candidates, dict] = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,11 +112,18 @@ def _divide(groups, options: list[list[Choice]], limits: Limits, objective: str)
 
 def _options(group: Group, limits: Limits, objective: str, chosen: Choice) -> list[Choice]:
     """Points of one block's own frontier."""
-    c = group.candidates
     if group.members == 1:
         return [chosen]
+    known = _FRONTIERS.setdefault(group.candidates, {})
+    key = (limits.offload, objective)
+    if key not in known:  # whatever the budget
+        known[key] = _frontier(group.candidates, limits, objective)
+    return list(dict.fromkeys([chosen, *known[key]]))
+
+
+def _frontier(c: Candidates, limits: Limits, objective: str) -> list[Choice]:
     low, high = c.kept_bytes(c.least), c.kept_bytes(c.plain)
-    found = {chosen: None, c.least: None, c.plain: None}
+    found = {c.least: None, c.plain: None}
     found |= dict.fromkeys(corners(c, limits, objective, _LEVELS))
     one = Group(candidates=c)
     for size in np.linspace(low, high, _LEVELS)[1:-1]:
