@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from jaxmem.remat.auto._candidates import Candidates, Choice
 from jaxmem.remat.auto._mixtures import mixtures
 from jaxmem.remat.auto._problem import Problem
-from jaxmem.remat.auto._solve import Limits, relaxed_price, solve
+from jaxmem.remat.auto._solve import Limits, heavy, relaxed_price, solve
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,7 @@ def assign(
     offload: bool = False,
     seconds: float = 10.0,
     without: Sequence[Assignment] = (),
+    unlike: Sequence[Assignment] = (),
 ) -> Assignment | None:
     """The cheapest choices within a budget; None where there are none.
 
@@ -66,6 +67,7 @@ def assign(
       offload: whether values may wait in host memory.
       seconds: for the solver.
       without: what is known to be no solution, where all members of a group have the same choice.
+      unlike: the same, and all that run the same equations of weight again.
     """
     outside = problem.base_bytes
     limits = Limits(
@@ -75,6 +77,7 @@ def assign(
         offload=offload,
         seconds=seconds,
         without=tuple(filter(None, (_by_group(problem, each) for each in without))),
+        unlike=tuple(filter(None, (_by_group(problem, each) for each in unlike))),
     )
     solved = solve(problem.groups, limits, objective)
     if solved is None:
@@ -83,15 +86,28 @@ def assign(
     price, bound = solved.price, solved.bound
     if any(group.members > 1 for group in problem.groups):
         bound = min(bound, relaxed_price(problem.groups, limits, objective))
-        free = dataclasses.replace(limits, without=())  # parts of groups are not what was found to be no solution
+        # Parts of groups are not what was found to be no solution.
+        free = dataclasses.replace(limits, without=(), unlike=())
         for mixed in mixtures(problem.groups, free, objective, solved.choices):
-            if mixed.price < price and not _is_without(mixed.members, limits):
+            if mixed.price < price and not _is_excluded(problem, mixed.members, limits, objective):
                 members, price = mixed.members, mixed.price
     return _assignment(problem, members, price, bound)
 
 
-def _is_without(members: Sequence[dict[Choice, int]], limits: Limits) -> bool:
-    return all(len(each) == 1 for each in members) and tuple(choice for (choice,) in members) in limits.without
+def _is_excluded(problem: Problem, members: Sequence[dict[Choice, int]], limits: Limits, objective: str) -> bool:
+    if any(len(each) > 1 for each in members):
+        return False
+    choices = tuple(choice for (choice,) in members)
+    return choices in limits.without or any(_run_alike(problem, choices, other, objective) for other in limits.unlike)
+
+
+def _run_alike(problem: Problem, some: Sequence[Choice], others: Sequence[Choice], objective: str) -> bool:
+    """Whether two choices, one per group, run the same equations of weight again."""
+    for group, a, b in zip(problem.groups, some, others, strict=True):
+        c = group.candidates
+        if (heavy(c.weights(objective)) & (c.recomputed(a) ^ c.recomputed(b))).any():
+            return False
+    return True
 
 
 def _by_group(problem: Problem, assignment: Assignment) -> tuple[Choice, ...] | None:

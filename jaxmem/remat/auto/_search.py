@@ -15,7 +15,8 @@ _CLOSE = 0.99  # a peak of this share of the budget is not worth another compile
 _MARGIN = 0.002  # of the budget: how far below it to aim
 _NEAR = 1.02  # a peak of this share of the budget is one that another choice as cheap may bring below it
 _SAME_PRICE = 2e-3
-_LEFT = 0.97  # of the budget: a peak below is worth one more compile of what the model thinks a little too large
+_LEFT = 0.97  # of the budget: a peak below is worth more compiles of what the model thinks a little too large,
+_HOPES = (0.0, 0.03, 0.06, 0.1)  # by so much of the budget
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,18 +143,27 @@ class Search:
                 break
 
     def hopeful(self) -> None:
-        """Once more where much of the budget is left: what fits by the smallest error of the model seen so far."""
-        if not self.fitting or self.attempts >= self.max_compiles:
-            return
-        most = max(t.peak_bytes for t in self.fitting)
-        best = min(t.assignment.price for t in self.fitting)
-        if most >= _LEFT * self.budget_bytes or best <= self.cheapest:
-            return
-        room = (1 - _MARGIN) * self.budget_bytes - min(t.peak_bytes - t.assignment.total_bytes for t in self.trials)
-        over = [t.assignment for t in self.trials if t.peak_bytes > self.budget_bytes]
-        found = assign(self.problem, room, objective=self.objective, offload=self.offload, without=over)
-        if found is not None and found.price < best * (1 - _SAME_PRICE) and self.known(found) is None:
+        """More where much of the budget is left: the model may count too much for what it has not tried."""
+        while self.fitting and self.attempts < self.max_compiles:
+            most = max(t.peak_bytes for t in self.fitting)
+            best = min(t.assignment.price for t in self.fitting)
+            if most >= _LEFT * self.budget_bytes or best <= self.cheapest:
+                return
+            found = self.cheaper(best * (1 - _SAME_PRICE))
+            if found is None or self.known(found) is not None:
+                return
             self.attempt(found)
+
+    def cheaper(self, price: float) -> Assignment | None:
+        """What is cheaper than a price, runs other things again than what was too large, and is hardly too large."""
+        least_error = min(t.peak_bytes - t.assignment.total_bytes for t in self.trials)
+        over = [t.assignment for t in self.trials if t.peak_bytes > self.budget_bytes]
+        for more in _HOPES:
+            room = (1 - _MARGIN + more) * self.budget_bytes - least_error
+            found = assign(self.problem, room, objective=self.objective, offload=self.offload, unlike=over)
+            if found is not None and found.price < price:
+                return found
+        return None
 
     def rival(self, trial: Trial) -> Trial | None:
         """What is as cheap as a choice that was just too large: bytes of the model are not exact to a per cent."""

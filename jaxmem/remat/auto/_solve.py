@@ -18,11 +18,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxmem.remat.auto._candidates import Candidates, Choice
+from jaxmem.remat.auto._candidates import Candidates, Choice, Weights
 from jaxmem.remat.auto._milp import Minimum, Rows, minimise
 
 TIME_LIMIT_SECONDS = 10.0
 _LARGE = 0.002  # of the budget: choices that differ in less are the same to a compiler
+_HEAVY = 0.01  # of a block's price of running all of it again: an equation whose running again tells choices apart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,6 +74,7 @@ class Limits:
       byte_price: what a kept byte costs, for a choice without a budget.
       without: choices, one per group, that are known to be no solution; others keep at least one large value more or
         less.
+      unlike: the same, but others run at least one equation of weight more or less again.
     """
 
     budget_bytes: float
@@ -82,6 +84,7 @@ class Limits:
     seconds: float = TIME_LIMIT_SECONDS
     byte_price: float = 0.0
     without: tuple[tuple[Choice, ...], ...] = ()
+    unlike: tuple[tuple[Choice, ...], ...] = ()
 
 
 def solve(groups: Sequence[Group], limits: Limits, objective: str) -> Solved | None:
@@ -103,6 +106,11 @@ def relaxed_price(groups: Sequence[Group], limits: Limits, objective: str) -> fl
     program.integral[:] = 0
     found = program.minimum()
     return 0.0 if found is None else found.cost
+
+
+def heavy(weights: Weights) -> np.ndarray:
+    """Per equation, whether choices that run it again and choices that do not are worth telling apart."""
+    return weights.run > _HEAVY * weights.run.sum()
 
 
 class _Program:
@@ -143,6 +151,10 @@ class _Program:
         self._require([(i, -a) for i, a in budget_row], -limits.budget_bytes / self.unit)
         for choices in limits.without:
             self._forbid(choices)
+        if limits.unlike:
+            self._run_only_what_is_read()
+        for choices in limits.unlike:
+            self._forbid_runs(choices, weights)
 
     def _there(self, start, n, runs, c, v):
         yield start + v, 1.0
@@ -159,6 +171,32 @@ class _Program:
                 kept += v in choice.kept
                 row.append((start + v, -1.0 if v in choice.kept else 1.0))
         self._require(row, 1.0 - kept)
+
+    def _forbid_runs(self, choices: Sequence[Choice], weights: Sequence[Weights]) -> None:
+        row, again = [], 0
+        for group, start, choice, weight in zip(self.groups, self._runs(), choices, weights, strict=True):
+            runs = group.candidates.recomputed(choice)
+            for e in np.flatnonzero(heavy(weight)):
+                again += runs[e]
+                row.append((start + e, -1.0 if runs[e] else 1.0))
+        self._require(row, 1.0 - again)
+
+    def _run_only_what_is_read(self) -> None:
+        """No cost keeps an equation from running for nothing where that makes a choice differ from another."""
+        for group, start, runs in zip(self.groups, self.starts, self._runs(), strict=True):
+            c = group.candidates
+            readers = [[e for e, reads in enumerate(c.reads) if v in reads] for v in range(len(c.values))]
+            for e in range(len(c.equations)):
+                made = np.flatnonzero(c.maker == e)
+                self._require([(runs + e, -1.0), *[(start + v, -1.0) for v in made]], -float(len(made)))
+                if not c.is_residual[made].any():
+                    read = {reader for v in made for reader in readers[v]}
+                    self._require([(runs + e, -1.0), *[(runs + reader, 1.0) for reader in read]], 0.0)
+
+    def _runs(self) -> list[int]:
+        """Per group, where the variables of its equations start."""
+        fates = 2 if self.limits.offload else 1
+        return [s + fates * len(g.candidates.values) for g, s in zip(self.groups, self.starts, strict=True)]
 
     def _require(self, row, lower: float) -> None:
         number = len(self.lower)

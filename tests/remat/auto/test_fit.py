@@ -80,6 +80,23 @@ def test_the_choice_is_the_cheapest_that_the_compiler_would_take():
         assert found.compiles <= 4
 
 
+@pytest.mark.parametrize("size", [23, 28, 33])
+def test_a_choice_that_the_model_thinks_too_large_is_tried_where_much_is_left(size):
+    """Its peak is the budget, and less than the model says; only a compile can tell."""
+    after = within(problem(), size * 2**20, objective="flops")
+    assert after is not None and after.total_bytes == size * 2**20
+    budget = int(0.93 * after.total_bytes)
+    before = within(problem(), budget, objective="flops")
+    assert before is not None and before.price > 1.4 * after.price and before.total_bytes < 0.95 * budget
+
+    def measure(assignment):
+        size = assignment.total_bytes
+        return Measured(peak_bytes=min(size, budget) if assignment.price <= after.price else size)
+
+    found = fit(problem(), budget, measure, objective="flops")
+    assert found.best.assignment.price <= after.price * (1 + 1e-9)
+
+
 def test_what_is_known_makes_the_first_proposal_exact():
     low, high = ends()
     first = fit(problem(), int(low + 0.5 * (high - low)), Compiler(), objective="flops")
