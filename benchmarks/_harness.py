@@ -3,7 +3,6 @@
 import argparse
 import json
 import platform
-import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -12,6 +11,7 @@ import jax
 import numpy as np
 
 import jaxmem
+from jaxmem.cli._output import clean_stdout
 
 
 def emit(
@@ -41,7 +41,8 @@ def emit(
     }
     text = json.dumps(record, indent=2)
     if out == "-":
-        sys.stdout.write(text + "\n")
+        with clean_stdout(True) as stdout:
+            stdout.write(text + "\n")
     else:
         with open(out, "w") as file:
             file.write(text + "\n")

@@ -8,7 +8,7 @@
 Each model's loss is differentiated by its parameters, plain and as `remat.auto(loss, 0.3)`, with random weights and
 numbers. Models whose package is not installed are left out and named. For each: `difference`, the largest between the
 two gradients or losses, as a share of the largest number of that array; `kept_share`, residual bytes as traced over
-the plain ones; and `promised_share`, what the solution says it keeps.
+the plain ones; and `promised_share`, what the solution says it keeps: where the share is refused, of the least.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import numpy as np
 from benchmarks._harness import emit
 from benchmarks._real_models import MODELS, Model
 from jaxmem import remat
+from jaxmem.errors import BudgetInfeasible
 
 SHARE = 0.3
 TOLERANCE = 2e-4  # of an array's largest number: float32, in another order of fusion
@@ -52,7 +53,7 @@ def main() -> None:
             "models": len(rows),
             "wrong": sum(row["difference"] > TOLERANCE for row in rows),
             "over_promise": sum(row["kept_share"] > row["promised_share"] + 1e-3 for row in rows),
-            "over_budget": sum(row["kept_share"] > SHARE + 1e-3 for row in rows),
+            "refused": sum(row["promised_share"] > SHARE for row in rows),
         },
         target="cpu",
         provenance={"difference": "measured", "kept_share": "traced", "promised_share": "modelled"},
@@ -74,7 +75,11 @@ def tried(model: Model, share: float = SHARE) -> dict[str, float]:
     loss, params, batch = model.make()
     small = remat.auto(loss, share)
     start = time.perf_counter()
-    solution = small.solve(params, *batch)
+    try:
+        solution = small.solve(params, *batch)
+    except BudgetInfeasible:
+        small = remat.auto(loss, 0.0)  # the least
+        solution = small.solve(params, *batch)
     seconds = time.perf_counter() - start
     # Integers among the parameters, if there are any, get no gradient.
     gradients = [jax.jit(jax.value_and_grad(fn, allow_int=True))(params, *batch) for fn in (loss, small)]

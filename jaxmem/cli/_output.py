@@ -1,6 +1,7 @@
 """Where results go: files written whole or not at all, or stdout kept clean for one of them."""
 
 import contextlib
+import ctypes
 import dataclasses
 import os
 import sys
@@ -162,6 +163,8 @@ def clean_stdout(wanted: bool) -> Iterator:
             out.close()
     finally:
         if saved is not None:
+            with contextlib.suppress(OSError, TypeError, AttributeError):  # where there is no such library
+                ctypes.CDLL(None).fflush(None)  # what C libraries printed and still hold back
             os.dup2(saved, 1)
             os.close(saved)
 

@@ -1,18 +1,43 @@
 """A remat budget of a whole step: posed on its loss, spent by the compiled peak."""
 
+import dataclasses
 import hashlib
 from typing import TYPE_CHECKING
 
 import jax
 
 from jaxmem.budget import Budget
-from jaxmem.remat.auto import MAX_COMPILES, Assignment, Decision, Measured, Problem, Rates, fit, pose_call, within_share
+from jaxmem.remat.auto import (
+    MAX_COMPILES,
+    Assignment,
+    Decision,
+    Measured,
+    Problem,
+    Rates,
+    Trial,
+    fit,
+    pose_call,
+    within_share,
+)
 from jaxmem.targets import Target, on_target
 from jaxmem.train._peaks import Peaks, versions
 from jaxmem.train._remat import loss_arguments
 
 if TYPE_CHECKING:
     from jaxmem.train._step import TrainStep
+
+
+@dataclasses.dataclass
+class Tried:
+    """What the budgets of one step on one target have in common; a larger one never gets a worse choice than another.
+
+    Args:
+      problem: the step's blocks.
+      trials: what was compiled for any of them.
+    """
+
+    problem: Problem
+    trials: list[Trial] = dataclasses.field(default_factory=list)
 
 
 def pose_step(step: "TrainStep", target: Target) -> Problem:
@@ -39,25 +64,30 @@ def decide(step: "TrainStep", budget: Budget, target: Target) -> Decision:
     if budget.share is not None:
         problem = pose_step(step, target)
         return Decision(problem=problem, assignment=within_share(problem, budget.share))
-    return fit_step(step, budget.bytes or 0, target)
+    return fit_step(step, budget.bytes or 0, target, Tried(pose_step(step, target)))
 
 
 def fit_step(
     step: "TrainStep",
     budget_peak_bytes: int,
     target: Target,
+    tried: Tried,
     *,
     offload: bool = False,
     max_compiles: int = MAX_COMPILES,
 ) -> Decision:
-    """As `remat.fit_budget`, for a step without remat."""
-    from jaxmem.train._analysis import analyze  # which knows steps
-
-    problem = pose_step(step, target)
-    peaks = Peaks.on_disk()
+    """As `remat.fit_budget`, for a step without remat; reads what was tried, and adds to it."""
+    problem, peaks = tried.problem, Peaks.on_disk()
 
     def measure(assignment: Assignment) -> Measured:
         chosen = step.with_decision(Decision(problem=problem, assignment=assignment))
+        found = measured(chosen)
+        tried.trials.append(Trial(assignment=assignment, peak_bytes=found.peak_bytes, seconds=found.seconds))
+        return found
+
+    def measured(chosen: "TrainStep") -> Measured:
+        from jaxmem.train._analysis import analyze  # which knows steps
+
         key = _content(chosen, target)
         found = peaks.get(key)
         if found is not None:
@@ -75,6 +105,7 @@ def fit_step(
         offload=offload,
         start_bytes=arguments // target.device_count,
         max_compiles=max_compiles,
+        earlier=[trial for trial in tried.trials if offload or not trial.assignment.host_bytes],
     )
     return Decision(
         problem=problem,

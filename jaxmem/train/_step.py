@@ -16,7 +16,7 @@ from jaxmem.errors import ConfigError, RematWarning, WorkloadError
 from jaxmem.policy import Policy
 from jaxmem.remat.auto import MAX_COMPILES, Decision
 from jaxmem.targets import Target, compile_lowered, on_target, place, resolve_target
-from jaxmem.train._budget import decide, fit_step
+from jaxmem.train._budget import Tried, decide, fit_step, pose_step
 from jaxmem.train._layout import Layout, sharding_of
 from jaxmem.train._loss import check_precision, check_widths, configured_loss, merge, partition, state_reductions
 from jaxmem.train._reduction import Reduction, choose_reduction
@@ -86,9 +86,11 @@ class TrainStep:
         target: str | Target | None,
         mesh: Any = None,
         decision: Decision | None = None,
+        tried: dict[Target, Tried] | None = None,
     ):
         self.workload, self.config, self.target, self.mesh = workload, config, target, mesh
         self.decision = decision  # what a remat budget was spent on
+        self._tried = {} if tried is None else tried  # by `fit_budget`
         self._layout = Layout.of(workload, mesh)
         self._examination = self._reduction = None
         self.added: accumulate.Added | None = None  # how gradients are added up, once the step has been traced
@@ -198,10 +200,13 @@ class TrainStep:
             raise ConfigError(wanted="max_compiles of at least 1", got=repr(max_compiles), do="Leave it out.")
         target = self.target if target is None else target
         plain = TrainStep(self.workload, dataclasses.replace(self.config, remat="none"), target, self.mesh)
+        resolved = resolve_target(target)
+        if resolved not in self._tried:
+            self._tried[resolved] = Tried(pose_step(plain, resolved))
         limits = {"offload": offload, "max_compiles": max_compiles}
-        decision = fit_step(plain, size, resolve_target(target), **limits)
+        decision = fit_step(plain, size, resolved, self._tried[resolved], **limits)
         config = dataclasses.replace(self.config, remat=f"auto:{size}B")
-        return TrainStep(self.workload, config, target, self.mesh, decision)
+        return TrainStep(self.workload, config, target, self.mesh, decision, self._tried)
 
     def with_decision(self, decision: Decision) -> "TrainStep":
         """This step with residuals kept as was decided; its own remat setting must be none or a budget."""

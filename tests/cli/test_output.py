@@ -53,18 +53,19 @@ def test_checking_leaves_nothing(tmp_path):
 
 def test_everything_but_the_json_goes_to_stderr():
     program = """
-import os, subprocess, sys
+import ctypes, os, subprocess, sys
 from jaxmem.cli._output import clean_stdout, write_json
 with clean_stdout(True) as out:
     print("python")
     os.write(1, b"library\\n")
+    ctypes.CDLL(None).printf(b"held back\\n")
     subprocess.run(["echo", "child"])
     write_json("-", '{"a": 1}', out)
 print("after")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == '{"a": 1}\nafter\n'
-    for line in ("python", "library", "child"):
+    for line in ("python", "library", "held back", "child"):
         assert line in done.stderr.splitlines()
 
 

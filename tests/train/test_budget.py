@@ -83,6 +83,20 @@ def test_peaks_are_remembered(peaks, tmp_path, monkeypatch):
     assert again.decision.peak_bytes == first.decision.peak_bytes
 
 
+def test_a_step_remembers_what_was_tried(peaks, tmp_path, monkeypatch):
+    """Whatever is on disk: a larger budget starts from what is known, and gets no slower choice."""
+    step, seconds, compiles = make_train_step(_workload()), [], []
+    for i, share in enumerate((0.2, 0.5, 0.8, 0.8)):
+        monkeypatch.setenv("JAXMEM_CACHE_DIR", str(tmp_path / str(i)))
+        step = remat.fit_budget(step, int(peaks["full"] + share * (peaks["none"] - peaks["full"])), "cpu")
+        seconds.append(step.report().step_seconds)
+        compiles.append(step.decision.compiles)
+    assert seconds == sorted(seconds, reverse=True)
+    assert compiles[0] > 0 == compiles[-1]
+    with pytest.raises(BudgetInfeasible):
+        remat.fit_budget(step, peaks["full"] // 2, "cpu")
+
+
 def test_a_damaged_cache_is_done_without(tmp_path):
     peaks = Peaks(tmp_path)
     (tmp_path / "a.json").write_text("{")

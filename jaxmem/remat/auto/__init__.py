@@ -1,7 +1,6 @@
 """Remat under a byte budget: capture what a block keeps, choose what it should keep, realise the choice."""
 
 from jaxmem.remat.auto._assign import Assignment as Assignment
-from jaxmem.remat.auto._assign import within_share as within_share
 from jaxmem.remat.auto._auto import Auto as Auto
 from jaxmem.remat.auto._auto import auto as auto
 from jaxmem.remat.auto._decision import Decision as Decision
@@ -15,6 +14,8 @@ from jaxmem.remat.auto._frontier import FrontierPoint as FrontierPoint
 from jaxmem.remat.auto._frontier import frontier as frontier
 from jaxmem.remat.auto._problem import Problem as Problem
 from jaxmem.remat.auto._rates import Rates as Rates
+from jaxmem.remat.auto._search import Trial as Trial
+from jaxmem.remat.auto._share import within_share as within_share
 from jaxmem.remat.auto._solution import Solution as Solution
 from jaxmem.remat.auto._solution import SolvedValue as SolvedValue
 from jaxmem.remat.auto._solution import describe as describe
@@ -31,6 +32,7 @@ __all__ = [
     "Rates",
     "Solution",
     "SolvedValue",
+    "Trial",
     "auto",
     "describe",
     "fit",

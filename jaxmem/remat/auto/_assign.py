@@ -129,15 +129,6 @@ def within(
     return everything if found is None else dataclasses.replace(everything, bound=min(found.bound, everything.price))
 
 
-def within_share(problem: Problem, share: float, *, objective: str = "seconds", offload: bool = False) -> Assignment:
-    """The cheapest choices that keep at most a share of the plain function's residuals.
-
-    Where the inputs of blocks alone are more, these are all that is kept.
-    """
-    found = within(problem, share * problem.plain_bytes, objective=objective, offload=offload, working=False)
-    return found or smallest(problem, objective=objective)
-
-
 def smallest(problem: Problem, *, objective: str = "seconds") -> Assignment:
     """What keeps the least: of each block no more than its inputs."""
     return uniform(problem, lambda c: c.least, objective=objective)

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from jaxmem._units import format_bytes
 from jaxmem.budget import Budget, parse_budget
 from jaxmem.errors import BudgetInfeasible
-from jaxmem.remat.auto._assign import Assignment, smallest, within, within_share
+from jaxmem.remat.auto._assign import Assignment, smallest, within
 from jaxmem.remat.auto._candidates import check_objective
 from jaxmem.remat.auto._decision import Decision, pose_call
 from jaxmem.remat.auto._nested import nested
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._rates import Rates
+from jaxmem.remat.auto._share import within_share
 from jaxmem.remat.auto._solution import Solution
 from jaxmem.targets import Target, resolve_target
 
@@ -31,7 +32,7 @@ class Auto:
         """The choices for these arguments, arrays or `jax.ShapeDtypeStruct`s.
 
         Raises:
-          BudgetInfeasible: not even keeping nothing but the inputs of blocks stays within the budget.
+          BudgetInfeasible: not even keeping nothing but the inputs of blocks stays within the budget or the share.
         """
         problem = pose_call(self._fn, args, kwargs, self._rates)
         return Decision(problem=problem, assignment=self._assign(problem))
@@ -86,8 +87,8 @@ def auto(
     Args:
       fn: function of pytrees of arrays, differentiable in reverse.
       budget: bytes (an int, "6GiB") that bound what one call keeps for its backward pass plus the largest working set
-        of a block, modelled; or a share below 1 of what `fn` keeps without remat, working sets aside. Where the inputs
-        of blocks alone are more than the share, they are all that is kept.
+        of a block, modelled; or a share below 1 of what `fn` keeps without remat, working sets aside; 0 is the least
+        that blocks allow, their inputs.
       target: whose speed is priced, such as "tpu-v5e:1x1"; an H100's where None.
       objective: "seconds", by a roofline that also prices keeping, or "flops" of products and kernels.
       offload: whether values may wait in host memory. TPUs and GPUs have it.

@@ -67,7 +67,8 @@ def fit_budget(
         JAXMEM_CACHE_DIR or the user's cache folder.
 
     Returns:
-      The step, with `decision.peak_bytes`, `decision.compiles` and `solution()`.
+      The step, with `decision.peak_bytes`, `decision.compiles` and `solution()`. What was compiled for a step helps
+      its later budgets, also those of the returned step: a larger one never gets a worse choice than a smaller before.
 
     Raises:
       BudgetInfeasible: naming the smallest peak reached.

@@ -34,7 +34,12 @@ SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.99)
 
 @pytest.mark.parametrize("fn", [loop, scanned])
 def test_bytes_are_those_that_differentiation_keeps(fn):
+    least = auto(fn, 0.0).solve(WS, X)
     for share in SHARES:
+        if 0 < share < least.kept_bytes / least.plain_bytes:
+            with pytest.raises(BudgetInfeasible, match=f"at least {least.kept_bytes / least.plain_bytes:.3g}, "):
+                auto(fn, share).solve(WS, X)
+            continue
         solution = auto(fn, share).solve(WS, X)
         assert solution.plain_bytes == residual_bytes(fn, WS, X)
         kept = residual_bytes(auto(fn, share), WS, X)

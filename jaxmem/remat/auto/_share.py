@@ -1,0 +1,32 @@
+"""`within_share`: choices within a share of what the plain function keeps."""
+
+from jaxmem._units import format_bytes
+from jaxmem.errors import BudgetInfeasible
+from jaxmem.remat.auto._assign import Assignment, smallest, within
+from jaxmem.remat.auto._nested import nested
+from jaxmem.remat.auto._problem import Problem
+
+
+def within_share(problem: Problem, share: float, *, objective: str = "seconds", offload: bool = False) -> Assignment:
+    """The cheapest choices that keep at most a share of the plain function's residuals; of a share of 0, the least.
+
+    Raises:
+      BudgetInfeasible: the inputs of blocks, and what is kept outside of them, are more than the share.
+    """
+    room = share * problem.plain_bytes
+    found = within(problem, room, objective=objective, offload=offload, working=False)
+    if found is not None:
+        return found
+    least, segments = smallest(problem, objective=objective), nested(problem, objective=objective)
+    if share == 0 or least.kept_bytes <= room:  # or the solver ran out of time
+        return least
+    if segments is not None and segments.kept_bytes <= room:
+        return segments
+    least_bytes = min(each.kept_bytes for each in (least, segments) if each is not None)
+    raise BudgetInfeasible(
+        wanted=f"at most {share:g} of the residuals, {format_bytes(int(room))} of {format_bytes(problem.plain_bytes)}",
+        got=f"at least {least_bytes / problem.plain_bytes:.3g}, {format_bytes(least_bytes)}: what blocks are given and "
+        "what is kept outside of them",
+        do="Allow a larger share, or take 0 for the least; layers that run in scopes of their own, as Flax modules do, "
+        "are found as larger blocks.",
+    )
