@@ -11,11 +11,29 @@ multiply-adds, normalisation 4 and activation 1 an element; moving data (pooling
 * ResNet-50: arXiv:1512.03385, table 1 and figure 5, the stride in a block's first convolution.
 """
 
+import dataclasses
 import math
 
 from benchmarks._checkmate_graph import Graph
 
 FLOAT32_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer:
+    """What is needed to run a layer.
+
+    Args:
+      kind: such as "conv".
+      reads: the values that it reads, None for the image.
+      block: the number of the part of the network that it belongs to.
+      options: of the kind.
+    """
+
+    kind: str
+    reads: tuple[int | None, ...]
+    block: int
+    options: dict[str, int | bool]
 
 
 class Layers:
@@ -26,19 +44,22 @@ class Layers:
 
     def __init__(self, *shape: int):
         self.shape: dict[int | None, tuple[int, ...]] = {None: shape}
-        self.names: list[str] = []
-        self.inputs: list[tuple[int, ...]] = []
+        self.layers: list[Layer] = []
         self.flops: list[int] = []
         self.parameters = 0
+        self.block = 0
 
-    def add(self, kind: str, inputs, shape, *, flops: int = 0, parameters: int = 0) -> int:
-        inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-        self.shape[len(self.names)] = tuple(shape)
-        self.names.append(f"{kind}_{len(self.names)}")
-        self.inputs.append(tuple(i for i in inputs if i is not None))
+    def next_block(self) -> None:
+        """What follows belongs to the network's next part: what would be a module of its own."""
+        self.block += 1
+
+    def add(self, kind: str, inputs, shape, *, flops: int = 0, parameters: int = 0, **options) -> int:
+        reads = inputs if isinstance(inputs, tuple) else (inputs,)
+        self.shape[len(self.layers)] = tuple(shape)
+        self.layers.append(Layer(kind=kind, reads=reads, block=self.block, options=options))
         self.flops.append(flops)
         self.parameters += parameters
-        return len(self.names) - 1
+        return len(self.layers) - 1
 
     def conv(self, x, channels: int, kernel: int, stride: int = 1, *, same: bool = True, bias: bool = True) -> int:
         height, width, incoming = self.shape[x]
@@ -46,13 +67,15 @@ class Layers:
         shape = (-(-(height - lost) // stride), -(-(width - lost) // stride), channels)
         weights = kernel * kernel * incoming
         flops = weights * math.prod(shape)
-        return self.add("conv", x, shape, flops=flops, parameters=(weights + bias) * channels)
+        options = {"kernel": kernel, "stride": stride, "same": same, "bias": bias}
+        return self.add("conv", x, shape, flops=flops, parameters=(weights + bias) * channels, **options)
 
     def depthwise(self, x, stride: int = 1) -> int:
         height, width, channels = self.shape[x]
         lost = 2 if stride > 1 else 0
         shape = (-(-(height - lost) // stride), -(-(width - lost) // stride), channels)
-        return self.add("depthwise", x, shape, flops=9 * math.prod(shape), parameters=9 * channels)
+        options = {"stride": stride, "same": stride == 1}
+        return self.add("depthwise", x, shape, flops=9 * math.prod(shape), parameters=9 * channels, **options)
 
     def norm(self, x) -> int:
         shape = self.shape[x]
@@ -63,11 +86,12 @@ class Layers:
 
     def pad(self, x, extra: int) -> int:
         height, width, channels = self.shape[x]
-        return self.add("pad", x, (height + extra, width + extra, channels))
+        return self.add("pad", x, (height + extra, width + extra, channels), extra=extra)
 
     def pool(self, x, size: int = 2, *, stride: int = 2) -> int:
         height, width, channels = self.shape[x]
-        return self.add("pool", x, ((height - size) // stride + 1, (width - size) // stride + 1, channels))
+        shape = ((height - size) // stride + 1, (width - size) // stride + 1, channels)
+        return self.add("pool", x, shape, size=size, stride=stride)
 
     def mean(self, x) -> int:
         return self.add("mean", x, self.shape[x][-1:])
@@ -95,29 +119,30 @@ class Layers:
     def graph(self) -> Graph:
         """Parameters count twice, once for their gradients; the image is not counted."""
         return Graph(
-            names=tuple(self.names),
-            inputs=tuple(self.inputs),
-            bytes=tuple(FLOAT32_BYTES * math.prod(self.shape[i]) for i in range(len(self.names))),
+            names=tuple(f"{layer.kind}_{i}" for i, layer in enumerate(self.layers)),
+            inputs=tuple(tuple(i for i in layer.reads if i is not None) for layer in self.layers),
+            bytes=tuple(FLOAT32_BYTES * math.prod(self.shape[i]) for i in range(len(self.layers))),
             flops=tuple(self.flops),
-            forward=len(self.names),
+            forward=len(self.layers),
             fixed_bytes=2 * FLOAT32_BYTES * self.parameters,
         )
 
 
-def vgg19(side: int = 224) -> Graph:
+def vgg19(side: int = 224) -> Layers:
     net = Layers(side, side, 3)
     x = None
     for channels, convolutions in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
         for _ in range(convolutions):
             x = net.conv(x, channels, 3)
         x = net.pool(x)
+        net.next_block()
     x = net.reshape(x, math.prod(net.shape[x]))
     for channels in (4096, 4096, 1000):
         x = net.dense(x, channels)
-    return net.graph()
+    return net
 
 
-def unet(height: int = 416, width: int = 608) -> Graph:
+def unet(height: int = 416, width: int = 608) -> Layers:
     net = Layers(height, width, 3)
     x, skips = None, []
     for channels, convolutions in ((64, 2), (128, 2), (256, 3), (512, 3)):
@@ -125,46 +150,52 @@ def unet(height: int = 416, width: int = 608) -> Graph:
             x = net.conv(x, channels, 3)
         x = net.pool(x)
         skips.append(x)
+        net.next_block()
     for channels, skip in ((512, None), (256, skips[2]), (128, skips[1]), (64, skips[0])):
         if skip is not None:
             x = net.join(net.grow(x), skip)
         x = net.norm(net.conv(net.pad(x, 2), channels, 3, same=False))
+        net.next_block()
     x = net.conv(x, 19, 3)
     height, width, classes = net.shape[x]
     net.relu(net.reshape(x, height * width, classes))  # the softmax, at the price of an activation
-    return net.graph()
+    return net
 
 
-def mobilenet(side: int = 224) -> Graph:
+def mobilenet(side: int = 224) -> Layers:
     net = Layers(side, side, 3)
     x = net.conv(net.pad(None, 1), 32, 3, 2, same=False, bias=False)
     x = net.relu(net.norm(x))
     widths = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
     for channels, stride in widths:
+        net.next_block()
         if stride > 1:
             x = net.pad(x, 1)
         x = net.relu(net.norm(net.depthwise(x, stride)))
         x = net.relu(net.norm(net.conv(x, channels, 1, bias=False)))
+    net.next_block()
     x = net.reshape(net.mean(x), 1, 1, 1024)
     x = net.conv(net.reshape(x, 1, 1, 1024), 1000, 1)  # between the two: dropout, which moves data
-    net.relu(net.reshape(x, 1000))
-    return net.graph()
+    net.relu(net.reshape(x, 1000))  # the softmax
+    return net
 
 
-def resnet50(side: int = 224) -> Graph:
+def resnet50(side: int = 224) -> Layers:
     net = Layers(side, side, 3)
     x = net.conv(net.pad(None, 6), 64, 7, 2, same=False)
     x = net.pool(net.pad(net.relu(net.norm(x)), 2), 3)
     for stage, (channels, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
         for block in range(blocks):
+            net.next_block()
             stride = 2 if block == 0 and stage > 0 else 1
             y = net.relu(net.norm(net.conv(x, channels, 1, stride)))
             y = net.relu(net.norm(net.conv(y, channels, 3)))
             y = net.norm(net.conv(y, 4 * channels, 1))
             shortcut = net.norm(net.conv(x, 4 * channels, 1, stride)) if block == 0 else x
             x = net.relu(net.sum(shortcut, y))
+    net.next_block()
     net.dense(net.mean(x), 1000)
-    return net.graph()
+    return net
 
 
 MODELS = {"vgg19": vgg19, "unet": unet, "mobilenet": mobilenet, "resnet50": resnet50}

@@ -37,6 +37,8 @@ class Chosen:
       name: of the model, for those who read along.
       loss, shapes: the function and its arguments.
       target: what is compiled for.
+
+    Its `records` are what the compiler made of choices so far.
     """
 
     def __init__(self, cells: Cells, name: str, loss: Callable, shapes: tuple, target: str):
@@ -46,16 +48,16 @@ class Chosen:
         self.program = program_of(call, call.leaves, mask)
         self.problem = pose(self.program, Rates.of(resolve_target(target)))
         self.trials: list[Trial] = []
-        self._records: dict = {}
+        self.records: dict = {}
 
     def record(self, assignment: Assignment) -> dict:
         """What the compiler makes of a choice."""
         key = tuple(sorted(assignment.choices.items(), key=lambda item: item[0])), tuple(assignment.segments.items())
-        if key not in self._records:
+        if key not in self.records:
             chosen = apply_choices(self.program, self.problem, assignment)
             loss = lambda params, data: chosen(*jax.tree.leaves((params, data)))[0]  # noqa: E731
-            self._records[key] = program_record(self.cells, loss, self.shapes, self.target, what=f"{self.name} ours")
-        return self._records[key]
+            self.records[key] = program_record(self.cells, loss, self.shapes, self.target, what=f"{self.name} ours")
+        return self.records[key]
 
     def fit(self, budget_bytes: int, objective: str, *, remember: bool = True, **options) -> Found:
         """`fit` with what was tried before for this model and target.

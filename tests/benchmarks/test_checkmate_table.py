@@ -3,11 +3,13 @@
 import itertools
 import json
 
+import jax
 import pytest
 
 from benchmarks import checkmate_table
 from benchmarks._checkmate_graph import Graph, training_step
 from benchmarks._checkmate_models import MODELS
+from benchmarks._checkmate_networks import network
 from benchmarks._checkmate_program import Program
 from benchmarks._checkmate_replay import replay
 from benchmarks._checkmate_search import lowest_peak
@@ -38,7 +40,7 @@ SKIP = Graph(  # a and c meet in d
     ],
 )
 def test_the_models_are_those_of_the_papers(name, parameters, forward_flops):
-    graph = MODELS[name]()
+    graph = MODELS[name]().graph()
     assert graph.fixed_bytes == 2 * 4 * parameters
     assert graph.forward_flops == pytest.approx(forward_flops, rel=0.05)
     assert all(max(inputs, default=-1) < op for op, inputs in enumerate(graph.inputs))
@@ -48,7 +50,7 @@ def test_the_models_are_those_of_the_papers(name, parameters, forward_flops):
 
 def test_the_accounting_gives_the_batch_that_checkmates_log_shows():
     """Its published log of VGG19 has the incumbent 289.03459: the room over the largest operation."""
-    step = training_step(MODELS["vgg19"]())
+    step = training_step(MODELS["vgg19"]().graph())
     room = checkmate_table.MEMORY_BYTES - step.fixed_bytes
     assert room / step.largest_operation_bytes == pytest.approx(289.03459, abs=5e-6)
 
@@ -110,13 +112,28 @@ def test_a_plan_stays_within_its_recomputation(recompute):
 
 
 def test_small_models_reach_the_bound_and_the_published_figures(capsys):
-    checkmate_table.main(["--models", "vgg19,unet,mobilenet"])
+    checkmate_table.main(["--models", "vgg19,unet,mobilenet", "--target", "none"])
     printed = json.loads(capsys.readouterr().out)
     for row in printed["rows"]:
         assert row["published"] <= row["max_batch"] == row["bound"]
         assert row["recomputed_share"] <= 1
         assert row["checkpoint_all"] < row["max_batch"]
     assert printed["figures"]["vgg19_max_batch"] == 289
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_compiled_is_what_is_counted(name):
+    """The same parameters, but for the running statistics of normalisations, and the same values."""
+    net = MODELS[name](*((64, 96) if name == "unet" else (64,)))
+    loss, (params, images) = network(net, 1)
+    channels = sum(net.shape[i][-1] for i, layer in enumerate(net.layers) if layer.kind == "norm")
+    assert sum(x.size for x in jax.tree.leaves(params)) == net.parameters - 2 * channels
+    gradients = jax.eval_shape(jax.grad(loss), params, images)
+    assert jax.tree.map(lambda x: x.shape, gradients) == jax.tree.map(lambda x: x.shape, params)
+    jaxpr = jax.make_jaxpr(loss)(params, images)
+    products = [e for e in jaxpr.eqns if e.primitive.name in ("conv_general_dilated", "dot_general")]
+    counted = [i for i, layer in enumerate(net.layers) if layer.kind in ("conv", "depthwise", "dense")]
+    assert [e.outvars[0].aval.shape[1:] for e in products] == [net.shape[i] for i in counted]
 
 
 def test_an_unknown_model_is_refused(capsys):
