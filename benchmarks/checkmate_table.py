@@ -19,8 +19,6 @@ normalisations into convolutions, needs scratch and both layouts of an array, an
 """
 
 import argparse
-import contextlib
-import os
 import sys
 from pathlib import Path
 
@@ -37,6 +35,7 @@ from benchmarks._choices import Chosen
 from benchmarks._harness import emit
 from benchmarks._programs import program_record
 from benchmarks._published import CHECKMATE
+from jaxmem._stdout import stdout_to_stderr
 from jaxmem.errors import BudgetInfeasible
 
 MEMORY_BYTES = 16 * 10**9
@@ -79,19 +78,6 @@ def main(argv: list[str] | None = None) -> None:
         notes={"rows": rows},
         out=options.json,
     )
-
-
-@contextlib.contextmanager
-def stdout_to_stderr():
-    """HiGHS at times prints a line of its own, which must not end up in the JSON."""
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
 
 
 def largest_batch(graph: Graph, peak_bytes: int) -> int:

@@ -22,6 +22,7 @@ BASE = frozenset(
         "_flax",
         "_installed",
         "_product_flops",
+        "_stdout",
         "_scopes",
         "_source",
         "_units",

@@ -1,13 +1,13 @@
 """Where results go: files written whole or not at all, or stdout kept clean for one of them."""
 
 import contextlib
-import ctypes
 import dataclasses
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from jaxmem._stdout import flush_libraries
 from jaxmem.errors import InputError
 
 STDOUT = "-"
@@ -163,8 +163,7 @@ def clean_stdout(wanted: bool) -> Iterator:
             out.close()
     finally:
         if saved is not None:
-            with contextlib.suppress(OSError, TypeError, AttributeError):  # where there is no such library
-                ctypes.CDLL(None).fflush(None)  # what C libraries printed and still hold back
+            flush_libraries()
             os.dup2(saved, 1)
             os.close(saved)
 

@@ -1,6 +1,7 @@
 """Renderers of the records: they format units and compute nothing else."""
 
 from jaxmem.report.csv import buffers_csv as buffers_csv
+from jaxmem.report.frontier import frontier_figure as frontier_figure
 from jaxmem.report.html import html_report as html_report
 from jaxmem.report.html import report_fragment as report_fragment
 from jaxmem.report.html import write_html as write_html

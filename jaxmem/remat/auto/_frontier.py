@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -11,15 +11,17 @@ import numpy as np
 from jaxmem._units import format_bytes, format_flops, format_seconds
 from jaxmem.remat._checkpoint import checkpoint_unchecked
 from jaxmem.remat._table import aligned
-from jaxmem.remat.auto._assign import Assignment, smallest, within
+from jaxmem.remat.auto._assign import Assignment, plain, smallest, within
 from jaxmem.remat.auto._candidates import check_objective
 from jaxmem.remat.auto._costs import jaxpr_cost
 from jaxmem.remat.auto._decision import Call
 from jaxmem.remat.auto._problem import Program, pose, program_of
 from jaxmem.remat.auto._rates import Rates
+from jaxmem.remat.auto._standard import standard
 from jaxmem.targets import Target, resolve_target
 
-_POLICIES = ("full", "dots_no_batch", "dots", "none")
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,19 +31,19 @@ class FrontierPoint:
     Args:
       name: of the policy; "" for what was chosen.
       kept_bytes: residuals on the device.
-      total_bytes: with the largest working set; None for a policy.
+      total_bytes: with the largest working set.
       recompute_flops: of products and kernels that run a second time.
-      recompute_seconds: of everything that does; None for a policy.
-      bound: no choice within the same budget has a lower price than this; None for a policy.
-      price: of the objective; None for a policy.
+      recompute_seconds: of everything that does.
+      price: of the objective.
+      bound: no choice within the same bytes has a lower price than this; None for a policy.
     """
 
     name: str = ""
     kept_bytes: int
-    total_bytes: int | None = None
+    total_bytes: int
     recompute_flops: float
-    recompute_seconds: float | None = None
-    price: float | None = None
+    recompute_seconds: float
+    price: float
     bound: float | None = None
 
 
@@ -59,6 +61,16 @@ class Frontier:
     policies: tuple[FrontierPoint, ...]
     objective: str
     provenance: str = "modelled"
+
+    def figure(self) -> "Figure":
+        """A plotly figure of bytes against price; `.figure().write_html("frontier.html")` is a page of it."""
+        import jaxmem  # drawn by what stands on this package; loaded only where somebody looks
+
+        return jaxmem.report.frontier_figure(self)
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        """What a notebook shows."""
+        return self.figure()._repr_mimebundle_(include, exclude)
 
     def to_json(self) -> str:
         """All fields as indented JSON."""
@@ -80,7 +92,7 @@ def frontier(
     *,
     objective: str = "seconds",
     offload: bool = False,
-    points: int = 12,
+    points: int = 16,
 ) -> Callable[..., Frontier]:
     """What every budget would buy for a function: call the result with the function's arguments.
 
@@ -88,7 +100,7 @@ def frontier(
       fn: as of `auto`.
       target: whose speed is priced; an H100's where None.
       objective, offload: as of `auto`.
-      points: how many budgets to solve for, evenly between the least and everything.
+      points: how many budgets to solve for between the least and everything, each by the same factor larger.
 
     >>> import jax.numpy as jnp
     >>> def loss(weights, x):
@@ -109,13 +121,15 @@ def frontier(
         call = Call(fn, args, kwargs)
         program = program_of(call, call.leaves)
         problem = pose(program, rates)
-        least, most = smallest(problem, objective=objective), problem.plain_bytes
-        found = [least]
-        for size in np.linspace(least.total_bytes, max(most, least.total_bytes), points):
+        least, most = smallest(problem, objective=objective).total_bytes, plain(problem).total_bytes
+        found: list[Assignment] = []
+        for size in np.geomspace(least, max(most, least), points):
             better = within(problem, float(size), objective=objective, offload=offload)
-            if better is not None and better.price < found[-1].price:
+            if better is not None and (not found or better.price < found[-1].price):
                 found.append(better)
-        policies = tuple(_of_policy(program, name, rates) for name in _POLICIES)
+        policies = tuple(
+            _of_policy(program, name, choice, rates) for name, choice in standard(problem, objective=objective).items()
+        )
         return Frontier(points=tuple(map(_point, found)), policies=policies, objective=objective)
 
     return curve
@@ -132,10 +146,19 @@ def _point(a: Assignment) -> FrontierPoint:
     )
 
 
-def _of_policy(program: Program, policy: str, rates: Rates) -> FrontierPoint:
+def _of_policy(program: Program, policy: str, choice: Assignment, rates: Rates) -> FrontierPoint:
+    """What JAX keeps and runs again under a policy, priced as the same choice of ours is."""
     marked = program.apply(lambda fn, *, scanned, name: checkpoint_unchecked(fn, policy, scanned=scanned))
     extra = gradient_flops(program, marked, rates) - gradient_flops(program, program, rates)
-    return FrontierPoint(name=policy, kept_bytes=program.kept_bytes(marked), recompute_flops=max(0.0, extra))
+    kept_bytes = program.kept_bytes(marked)
+    return FrontierPoint(
+        name=policy,
+        kept_bytes=kept_bytes,
+        total_bytes=kept_bytes + choice.total_bytes - choice.kept_bytes,
+        recompute_flops=max(0.0, extra),
+        recompute_seconds=choice.recompute_seconds,
+        price=choice.price,
+    )
 
 
 def gradient_flops(program: Program, fn: Callable[..., list], rates: Rates) -> float:

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxmem._stdout import stdout_to_stderr
+
 GAP = 1e-3
 
 
@@ -38,13 +40,14 @@ def minimise(cost, rows: Rows, *, low, high, integral, seconds: float, gap: floa
     scale = max(float(np.max(np.abs(cost), initial=0.0)), 1e-300)
     shape = (len(rows.lower), len(cost))
     matrix = scipy.sparse.csc_matrix((rows.values, (rows.rows, rows.columns)), shape=shape)
-    found = scipy.optimize.milp(
-        np.asarray(cost) / scale,
-        constraints=scipy.optimize.LinearConstraint(matrix, np.asarray(rows.lower), np.inf),  # pyright: ignore
-        integrality=np.asarray(integral),
-        bounds=scipy.optimize.Bounds(np.asarray(low), np.asarray(high)),  # pyright: ignore
-        options={"mip_rel_gap": gap, "time_limit": seconds},
-    )
+    with stdout_to_stderr():  # HiGHS at times prints a line that nobody asked for
+        found = scipy.optimize.milp(
+            np.asarray(cost) / scale,
+            constraints=scipy.optimize.LinearConstraint(matrix, np.asarray(rows.lower), np.inf),  # pyright: ignore
+            integrality=np.asarray(integral),
+            bounds=scipy.optimize.Bounds(np.asarray(low), np.asarray(high)),  # pyright: ignore
+            options={"mip_rel_gap": gap, "time_limit": seconds},
+        )
     if found.x is None:
         return None
     bound = found.fun if found.mip_dual_bound is None else found.mip_dual_bound

@@ -1,0 +1,70 @@
+"""The curve of memory against recomputation as a plot."""
+
+from typing import TYPE_CHECKING
+
+from jaxmem._units import format_bytes, format_flops, format_seconds
+from jaxmem.remat import Frontier, FrontierPoint
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+
+
+def frontier_figure(frontier: Frontier) -> "Figure":
+    """Bytes against price: what was chosen, what no choice is cheaper than, and JAX's own policies; modelled.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxmem import remat
+    >>> curve = remat.frontier(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())(jnp.ones((8, 8)), jnp.ones((8, 8)))
+    >>> [trace.name for trace in frontier_figure(curve).data]
+    ['chosen', 'no choice is cheaper', 'JAX policies']
+    """
+    from plotly import graph_objects  # takes half a second that only a plot is worth
+
+    every = (*frontier.points, *frontier.policies)
+    most = max(point.total_bytes for point in every)
+    unit, size = next((unit, size) for unit, size in _UNITS if most >= size or size == 1)
+    seconds = frontier.objective == "seconds"
+    scale = 1e3 if seconds else 1.0
+
+    def trace(name: str, points: tuple[FrontierPoint, ...], price, **style):
+        return graph_objects.Scatter(
+            name=name,
+            x=[point.total_bytes / size for point in points],
+            y=[price(point) * scale for point in points],
+            hovertext=[_hover(point) for point in points],
+            hoverinfo="text",
+            **style,
+        )
+
+    chosen, bound = (lambda point: point.price), (lambda point: point.bound)
+    # Bytes between two points buy what the fewer of them do.
+    line, dotted = {"shape": "hv", "color": "#1d4ed8"}, {"shape": "hv", "dash": "dot", "width": 1.5, "color": "gray"}
+    marked = {"symbol": "diamond", "size": 10, "color": "#c2410c"}
+    named = {"text": [point.name for point in frontier.policies], "textposition": "top center"}
+    return graph_objects.Figure(
+        [
+            trace("chosen", frontier.points, chosen, mode="lines+markers", line=line),
+            trace("no choice is cheaper", frontier.points, bound, mode="lines", line=dotted),
+            trace("JAX policies", frontier.policies, chosen, mode="markers+text", marker=marked, **named),
+        ],
+        {
+            "template": "plotly_white",
+            "xaxis": {"title": {"text": f"kept and working set, {unit}, modelled"}, "rangemode": "tozero"},
+            "yaxis": {
+                "title": {"text": "recomputed and kept, ms, modelled" if seconds else "recomputed FLOPs, modelled"},
+                "rangemode": "tozero",
+                "exponentformat": "SI",
+            },
+            "legend": {"orientation": "h", "y": 1.08},
+        },
+    )
+
+
+def _hover(point: FrontierPoint) -> str:
+    name = f"<b>{point.name}</b><br>" if point.name else ""
+    return (
+        f"{name}{format_bytes(point.total_bytes)}, of these {format_bytes(point.kept_bytes)} kept<br>"
+        f"{format_flops(int(point.recompute_flops))} and {format_seconds(point.recompute_seconds)} recomputed"
+    )

@@ -1,0 +1,68 @@
+"""The curve of memory against recomputation, and its plot."""
+
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import plotly.io
+import pytest
+
+from jaxmem import remat
+
+WIDTHS = (32, 128, 64, 96, 32)
+WEIGHTS = [jnp.ones((6, m, n)) / m for m, n in itertools.pairwise(WIDTHS)]
+X = jnp.ones((64, 32))
+
+
+def layer(x, weights):
+    h = x
+    for w in weights:
+        h = jnp.tanh(jnp.sin(h) @ w)
+    return x + h, None
+
+
+def loss(weights, x):
+    return jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2)
+
+
+@pytest.fixture(scope="module", params=["seconds", "flops"])
+def curve(request):
+    return remat.frontier(loss, "tpu-v5e", objective=request.param)(WEIGHTS, X)
+
+
+def test_more_bytes_are_cheaper_from_the_least_to_the_cheapest(curve):
+    assert len(curve.points) > 3
+    for a, b in itertools.pairwise(curve.points):
+        assert a.total_bytes < b.total_bytes and a.price > b.price
+    assert all(0 < p.bound <= p.price <= 1.002 * p.bound for p in curve.points)
+    assert curve.points[0].total_bytes == min(p.total_bytes for p in (*curve.points, *curve.policies))
+
+
+def test_no_policy_is_cheaper_within_the_same_bytes(curve):
+    assert [p.name for p in curve.policies] == ["full", "dots_no_batch", "dots", "none"]
+    for policy in curve.policies:
+        within = [p.price for p in curve.points if p.total_bytes <= 1.25 * policy.total_bytes]
+        assert min(within) <= policy.price * (1 + 1e-9), policy.name
+
+
+def test_what_a_policy_runs_again_is_what_jax_does(curve):
+    products = [6 * 2 * 64 * m * n for m, n in itertools.pairwise(WIDTHS)]
+    again = {policy.name: policy.recompute_flops for policy in curve.policies}
+    assert again == {"full": sum(products), "dots_no_batch": 0, "dots": 0, "none": 0}
+    kept = {policy.name: policy.kept_bytes for policy in curve.policies}
+    assert kept["full"] < kept["dots"] < kept["none"] == remat.residual_bytes(loss, WEIGHTS, X)
+
+
+def test_it_is_a_table_json_and_a_plot(curve, monkeypatch):
+    lines = str(curve).splitlines()
+    assert len(lines) == 1 + len(curve.points) + len(curve.policies)
+    assert json.loads(curve.to_json())["policies"][0]["name"] == "full"
+    figure = curve.figure()
+    chosen, bound, policies = figure.data
+    assert len(chosen.x) == len(bound.y) == len(curve.points)
+    assert all(b <= y for b, y in zip(bound.y, chosen.y, strict=True))
+    assert list(policies.text) == [p.name for p in curve.policies]
+    assert curve.objective == "flops" or "ms" in figure.layout.yaxis.title.text
+    monkeypatch.setattr(plotly.io.renderers, "default", "json")
+    assert len(curve._repr_mimebundle_()["application/json"]["data"]) == 3
