@@ -9,9 +9,12 @@ from jaxmem.policy import Policy
 from jaxmem.remat._origin import origin
 from jaxmem.remat._table import aligned
 from jaxmem.remat.auto._assign import Assignment
+from jaxmem.remat.auto._forward import Forward
+from jaxmem.remat.auto._naming import to_name
 from jaxmem.remat.auto._problem import Problem
 
 FATES = ("keep", "offload", "recompute")
+_WORTH_A_NAME = 0.01
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,7 @@ class SolvedValue:
       layers: how many blocks keep such a value, runs of a scan counted.
       name: what `checkpoint_name` called it; None without.
       op, module, source: what made it, where.
+      anchor: what a name must be given to, where that is not the value itself but what it was made of.
       shape, dtype: of one block's value.
       size_bytes: of all `layers`; of a recomputed value what it would take.
       seconds: of what making it costs in all layers; of a kept value, of keeping it.
@@ -40,6 +44,21 @@ class SolvedValue:
     dtype: str
     size_bytes: int
     seconds: float
+    anchor: "Anchor | None" = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Anchor:
+    """Where `checkpoint_name` keeps a value that no name on the value itself would: on what it was made of.
+
+    Args:
+      name: what it is called already; None where nothing is.
+      op, source: what made it, where.
+    """
+
+    name: str | None
+    op: str
+    source: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,22 +97,28 @@ class Solution:
     def policy(self) -> tuple[Policy, tuple[str, ...]]:
         """What is kept and offloaded as a named policy, and the lines in which to give the names that are missing.
 
-        A value that only the derivative has cannot be named in the function; naming what it is made of comes near.
+        The derivative of an operation like tanh reads its result before any name is on it; there the lines name what
+        the operation is given, as many bytes. A value that only the derivative has cannot be named in the function.
+        Values of less than a hundredth of all that is kept, such as statistics of a normalisation, are left out.
 
         Returns:
           The policy, and for each value without a name "FILE:LINE: checkpoint_name(<op>, 'name')".
         """
         names, lines, seen = {"keep": [], "offload": []}, [], set()
+        worth = _WORTH_A_NAME * (self.kept_bytes + self.host_bytes)
         for value in self.values:
-            if value.fate not in names or value.op in ("argument", "constant"):
+            place = value.anchor or value
+            if value.fate not in names or place.op in ("argument", "constant"):
                 continue
-            name = value.name
+            name = place.name
+            if name is None and value.size_bytes < worth:
+                continue
             if name is None:
-                stem, number = f"{value.fate}_{value.op}".replace(" ", "_"), 1
+                stem, number = f"{value.fate}_{place.op}".replace(" ", "_"), 1
                 while f"{stem}_{number}" in seen:
                     number += 1
                 name = f"{stem}_{number}"
-                lines.append(f"{value.source or '(no line)'}: checkpoint_name(<{value.op}>, {name!r})")
+                lines.append(f"{place.source or '(no line)'}: checkpoint_name(<{place.op}>, {name!r})")
             seen.add(name)
             names[value.fate].append(name)
         kept = tuple(sorted(set(names["keep"])))
@@ -127,6 +152,14 @@ class Solution:
                 f"; one more GiB would save {format_seconds(more)}" if more > 0 else "; more bytes would save nothing"
             )
         return f"{aligned(lines, right=2)}\n{kept}."
+
+
+def _anchor(forward: Forward, v) -> Anchor | None:
+    at = to_name(forward, v)
+    if at is v:
+        return None
+    made = origin(forward.jaxpr, at)
+    return Anchor(name=made.name, op=made.op, source=made.source)
 
 
 def describe(
@@ -166,6 +199,7 @@ def describe(
                     dtype=str(v.aval.dtype),
                     size_bytes=int(c.value_bytes[i]) * layers,
                     seconds=float(cost) * layers,
+                    anchor=_anchor(c.forward, v) if fate != "recompute" else None,
                 )
             )
     rows.sort(key=lambda row: (FATES.index(row.fate), -row.size_bytes))

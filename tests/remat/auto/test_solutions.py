@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem.errors import BudgetInfeasible, ConfigError
-from jaxmem.remat import residual_bytes
+from jaxmem.remat import checkpoint, residual_bytes
 from jaxmem.remat.auto import auto
 
 X = jnp.linspace(-1.0, 1.0, 128).reshape(8, 16)
@@ -80,3 +81,23 @@ def test_a_budget_that_is_too_small_says_what_is_needed():
 def test_shapes_are_enough_to_solve():
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (WS, X))
     assert auto(scanned, 0.4).solve(*shapes) == auto(scanned, 0.4).solve(WS, X)
+
+
+def _block(x, w, name=lambda value: value):
+    return x + jnp.tanh(name(jnp.tanh(jnp.sin(x) @ w) @ w.T))
+
+
+def test_a_solution_is_a_policy_and_the_names_to_paste():
+    ws, x = jnp.ones((5, 16, 64)) / 64, jnp.ones((8, 16))
+    stack = lambda block: lambda ws, x: lax.scan(lambda x, w: (block(x, w), None), x, ws)[0].sum()  # noqa: E731
+    solution = auto(stack(_block), 8 * (16 + 64) * 4 * 5 + 8 * 16 * 4 * 8, objective="flops").solve(ws, x)
+    policy, (line,) = solution.policy()
+    (name,) = policy.save
+    source, _, pasted = line.partition(": ")
+    assert source.rpartition(":")[0].endswith("test_solutions.py") and not policy.offload
+    # What is kept is the outer tanh: as many products less as the inner, and fewer bytes. A name on it keeps nothing.
+    assert [value.op for value in solution.values if value.fate == "keep"] == ["argument", "tanh"]
+    assert pasted == f"checkpoint_name(<dot_general>, {name!r})"
+    # With the line pasted the policy keeps what was chosen, and needs nothing of this package.
+    named = checkpoint(lambda x, w: _block(x, w, lambda h: checkpoint_name(h, name)), policy, scanned=True)
+    assert residual_bytes(stack(named), ws, x) == residual_bytes(auto(stack(_block), solution.budget_bytes), ws, x)
