@@ -41,13 +41,16 @@ class Tried:
 
 
 def pose_step(step: "TrainStep", target: Target) -> Problem:
-    """The blocks of the loss of one micro-batch of a step that has no remat, differentiated as the step does."""
+    """The blocks of the loss of one micro-batch of a step that has no remat, differentiated as the step does.
+
+    What a device keeps of them is its share of the batch's rows.
+    """
 
     def loss(trainable, frozen, batch, rng, state):
         return step.loss(frozen)(trainable, batch, rng=rng, state=state)
 
     with on_target(target), step.entered():
-        return pose_call(loss, loss_arguments(step), {}, Rates.of(target), argnums=(0,))
+        return pose_call(loss, loss_arguments(step), {}, Rates.of(target), argnums=(0,), shards=step.reduction().shards)
 
 
 def decide(step: "TrainStep", budget: Budget, target: Target) -> Decision:

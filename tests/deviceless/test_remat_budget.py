@@ -3,11 +3,18 @@
 import dataclasses
 
 import jax
+import optax
 import pytest
+from jax.sharding import AbstractMesh
 
 from benchmarks._stacks import STACKS
-from jaxmem.remat import auto
-from tests.deviceless.compiling import TARGETS, compile_on
+from jaxmem import Workload, analyze, make_train_step
+from jaxmem.remat import auto, fit_budget
+from jaxmem.remat.auto import Decision
+from jaxmem.remat.auto._assign import plain, smallest
+from jaxmem.targets import resolve_target
+from jaxmem.train._budget import pose_step
+from tests.deviceless.compiling import _PACKAGES, TARGETS, compile_on, require
 
 STACK = dataclasses.replace(
     STACKS["gpt"], batch=4, time=128, width=128, heads=4, kv_heads=4, hidden=512, vocabulary=256, layers=4
@@ -29,3 +36,24 @@ def test_offloaded_bytes_are_on_the_host(target):
 def test_fewer_kept_bytes_are_fewer_temporaries():
     small = auto(STACK.loss(), 0.1, target="gpu-h100", objective="flops")
     assert _memory("gpu-h100", small).temp_size_in_bytes < 0.5 * _memory("gpu-h100", STACK.loss()).temp_size_in_bytes
+
+
+def test_bytes_of_a_sharded_batch_are_one_devices():
+    """What the model says that a choice saves is what the compiler of eight devices says of one of them."""
+    target = resolve_target("gpu-h100:1x1x8")
+    require(*_PACKAGES[target.platform])
+    wide = dataclasses.replace(STACK, batch=64)
+    params, batch = wide.shapes()
+    workload = Workload(lambda params, batch: wide.loss()(params, batch), params, batch, optax.sgd(0.1))
+    step = make_train_step(workload, mesh=AbstractMesh((8,), ("data",)), target=target)
+    problem = pose_step(step, target)
+    assert problem.plain_bytes == pytest.approx(pose_step(make_train_step(workload), target).plain_bytes / 8, rel=0.01)
+    peaks, sizes = [], []
+    for choice in (smallest(problem), plain(problem)):
+        chosen = step.with_decision(Decision(problem=problem, assignment=choice))
+        peaks.append(analyze(chosen, target=target).peak_bytes)
+        sizes.append(choice.total_bytes)
+    assert peaks[1] - peaks[0] == pytest.approx(sizes[1] - sizes[0], rel=0.3)
+    budget = (peaks[0] + peaks[1]) // 2
+    fitted = fit_budget(step, budget)
+    assert fitted.decision.peak_bytes == fitted.report().peak_bytes <= budget

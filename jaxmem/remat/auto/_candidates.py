@@ -157,13 +157,14 @@ class Weights:
     offload: np.ndarray
 
 
-def candidates(forward: Forward, free: Sequence[bool], rates: Rates) -> Candidates:
+def candidates(forward: Forward, free: Sequence[bool], rates: Rates, shards: int = 1) -> Candidates:
     """The values of a block that may be kept.
 
     Args:
       forward: the block.
       free: per input, whether it is there anyway, like a weight.
       rates: of the chip.
+      shards: among how many devices each value is divided; bytes and seconds are one device's, FLOPs are of all.
     """
     jaxpr = forward.jaxpr
     needed = forward.needed_for(forward.residuals, frozenset())
@@ -174,7 +175,7 @@ def candidates(forward: Forward, free: Sequence[bool], rates: Rates) -> Candidat
     values, residuals = (*inputs, *made), {v for v in forward.residuals if is_value(v)}
     constant, split = _constants(forward), statistics(jaxpr)
     costs = [constant_cost() if e in constant else equation_cost(jaxpr.eqns[e], rates) for e in needed]
-    sizes = [num_bytes(v.aval) for v in values]
+    sizes = [-(-num_bytes(v.aval) // shards) for v in values]
     return Candidates(
         forward=forward,
         values=values,
@@ -186,10 +187,10 @@ def candidates(forward: Forward, free: Sequence[bool], rates: Rates) -> Candidat
         ),
         is_input=np.array([i < len(inputs) for i in range(len(values))], bool),
         is_residual=np.array([v in residuals for v in values], bool),
-        seconds=np.array([cost.seconds for cost in costs]),
+        seconds=np.array([cost.seconds for cost in costs]) / shards,
         flops=np.array([cost.flops for cost in costs]),
-        keep_seconds=np.array([keep_seconds(v.aval, rates, split_bytes=split.get(v, 0)) for v in values]),
-        offload_seconds=np.array([offload_seconds(v.aval, rates) for v in values]),
+        keep_seconds=np.array([keep_seconds(v.aval, rates, split_bytes=split.get(v, 0)) for v in values]) / shards,
+        offload_seconds=np.array([offload_seconds(v.aval, rates) for v in values]) / shards,
         fixed=np.array([_runs_once(jaxpr.eqns[e]) for e in needed], bool),
     )
 

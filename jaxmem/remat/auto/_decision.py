@@ -47,7 +47,14 @@ class Decision:
         return decided
 
 
-def pose_call(fn: Callable, args: tuple, kwargs: dict[str, Any], rates: Rates, argnums: Sequence[int] | None = None):
+def pose_call(
+    fn: Callable,
+    args: tuple,
+    kwargs: dict[str, Any],
+    rates: Rates,
+    argnums: Sequence[int] | None = None,
+    shards: int = 1,
+) -> Problem:
     """The problem of a call of a function of pytrees.
 
     Args:
@@ -55,6 +62,7 @@ def pose_call(fn: Callable, args: tuple, kwargs: dict[str, Any], rates: Rates, a
       args, kwargs: arrays or `jax.ShapeDtypeStruct`s.
       rates: of the chip.
       argnums: the arguments that are differentiated; None for all.
+      shards: as of `pose`.
     """
     call = Call(fn, args, kwargs)
     differentiated = None
@@ -62,7 +70,7 @@ def pose_call(fn: Callable, args: tuple, kwargs: dict[str, Any], rates: Rates, a
         chosen = frozenset(argnums)
         marked = tuple(jax.tree.map(lambda _, i=i: i in chosen, arg) for i, arg in enumerate(args))
         differentiated = call.arrays_of((marked, jax.tree.map(lambda _: False, kwargs)))
-    return pose(program_of(call, call.leaves, differentiated), rates)
+    return pose(program_of(call, call.leaves, differentiated), rates, shards)
 
 
 class Call:

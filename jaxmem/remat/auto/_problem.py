@@ -91,6 +91,8 @@ class Problem:
       base_bytes: kept outside of blocks.
       plain_bytes: kept without remat, by the whole function.
       rates: of the chip.
+
+    Bytes and seconds are those of one device.
     """
 
     groups: tuple[Group, ...]
@@ -108,6 +110,7 @@ class FoundBlock:
 
     name: str
     times: int
+    local: bool
     free: tuple[bool, ...]
     key: Any
 
@@ -137,8 +140,14 @@ def _whole(closed: jex.ClosedJaxpr) -> Plan | None:
     return None if block is None else Plan(facts=facts, items=(block,))
 
 
-def pose(program: Program, rates: Rates) -> Problem:
-    """Finds the blocks of a function and what differentiating each distinct one keeps."""
+def pose(program: Program, rates: Rates, shards: int = 1) -> Problem:
+    """Finds the blocks of a function and what differentiating each distinct one keeps.
+
+    Args:
+      program: the function.
+      rates: of the chip.
+      shards: among how many devices its values are divided, where it does not say so itself by a `shard_map`.
+    """
     found = {block.name: block for block in _blocks_of(program)}
     # With nothing but inputs kept inside of blocks, the rest of what is kept is kept outside of them.
     flags, captured, around = _look(program, found)
@@ -147,12 +156,12 @@ def pose(program: Program, rates: Rates) -> Problem:
     for name, block in found.items():
         if name not in flags:  # nothing differentiates it
             continue
-        key = (block.key, block.times, flags[name])
+        key = (block.key, block.times, block.local, flags[name])
         if key in at:
             groups[at[key]] = dataclasses.replace(groups[at[key]], members=groups[at[key]].members + 1)
         else:
             at[key] = len(groups)
-            values = candidates(captured[block.key, flags[name]], block.free, rates)
+            values = candidates(captured[block.key, flags[name]], block.free, rates, 1 if block.local else shards)
             groups.append(Group(candidates=values, times=block.times))
         group_of[name] = at[key]
     plain_bytes = program.kept_bytes(program)
@@ -162,22 +171,22 @@ def pose(program: Program, rates: Rates) -> Problem:
         group_of=group_of,
         free={name: block.free for name, block in found.items()},
         scans=_scans(program),
-        base_bytes=max(0, around - inputs),
-        plain_bytes=plain_bytes,
+        base_bytes=max(0, around // shards - inputs),
+        plain_bytes=plain_bytes // shards,
         rates=rates,
     )
 
 
 def _blocks_of(program: Program) -> list[FoundBlock]:
     found, tokens = [], {}
-    for facts, name, part, times in _parts(program):
+    for facts, name, part, times, local in _parts(program):
         if id(facts) not in tokens:
             tokens[id(facts)] = Tokens(facts)
         indices = with_cheap_inputs(facts, part)
         inputs, outputs = facts.inputs(indices), facts.outputs(part)
         free = tuple(v in facts.free for v in inputs)
         key = (id(facts), free, _structure(tokens[id(facts)], facts, indices, inputs, outputs))
-        found.append(FoundBlock(name=name, times=times, free=free, key=key))
+        found.append(FoundBlock(name=name, times=times, local=local, free=free, key=key))
     return found
 
 
@@ -185,15 +194,15 @@ def free_inputs(program: Program) -> dict[str, tuple[bool, ...]]:
     """By a block's name, which of its inputs are there anyway."""
     return {
         name: tuple(v in facts.free for v in facts.inputs(with_cheap_inputs(facts, part)))
-        for facts, name, part, _ in _parts(program)
+        for facts, name, part, _, _ in _parts(program)
     }
 
 
-def _parts(program: Program) -> Iterator[tuple[Facts, str, tuple[int, ...], int]]:
-    """(facts, name, equations, times it runs) of every block."""
-    for plan, item, times in intervals(program.plan) if program.plan is not None else ():
+def _parts(program: Program) -> Iterator[tuple[Facts, str, tuple[int, ...], int, bool]]:
+    """(facts, name, equations, times it runs, whether its shapes are one device's) of every block."""
+    for plan, item, times, local in intervals(program.plan) if program.plan is not None else ():
         for name, part in item.named_parts:
-            yield plan.facts, name, part, times
+            yield plan.facts, name, part, times, local
 
 
 def _structure(tokens: Tokens, facts: Facts, indices, inputs, outputs) -> tuple:

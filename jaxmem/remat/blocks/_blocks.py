@@ -71,7 +71,7 @@ def find_blocks(closed_jaxpr: jex.ClosedJaxpr) -> tuple[Block, ...]:
             output_bytes=sum(num_bytes(v.aval) for v in found.facts.outputs(part)),
             inside_bytes=found.facts.inside_bytes(part),
         )
-        for found, item, count in intervals(plan)
+        for found, item, count, _ in intervals(plan)
         for name, part in item.named_parts
     )
 

@@ -205,15 +205,15 @@ class _Search:
         return self._heavy(start, stop) and self.facts.inside_bytes(range(start, stop)) > 0
 
 
-def intervals(plan: Plan):
-    """(plan, interval, times it runs) for every interval at any depth."""
+def intervals(plan: Plan, local: bool = False):
+    """(plan, interval, times it runs, whether shapes are one device's, in a shard_map) for each, at any depth."""
     for item in plan.items:
         if isinstance(item, Interval):
-            yield plan, item, 1
+            yield plan, item, 1, local
             continue
         eqn = plan.facts.eqns[item.start]
         times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
         for inner in item.plans:
             if inner is not None:
-                for found, block, inner_times in intervals(inner):
-                    yield found, block, times * inner_times
+                for found, block, inner_times, inside in intervals(inner, local or eqn.primitive.name == "shard_map"):
+                    yield found, block, times * inner_times, inside
