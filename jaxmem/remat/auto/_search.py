@@ -17,6 +17,8 @@ _NEAR = 1.02  # a peak of this share of the budget is one that another choice as
 _SAME_PRICE = 2e-3
 _LEFT = 0.97  # of the budget: a peak below is worth more compiles of what the model thinks a little too large,
 _HOPES = (0.0, 0.03, 0.06, 0.1)  # by so much of the budget
+_BARGAIN = 0.95  # of the price: what is as cheap is worth one more compile where hardly anything is left, too,
+_HARDLY = (0.005, 0.01, 0.015, 0.02)  # and the model thinks it too large by so much of the budget
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,22 +145,25 @@ class Search:
                 break
 
     def hopeful(self) -> None:
-        """More where much of the budget is left: the model may count too much for what it has not tried."""
+        """More where much of the budget is left, or much is to be won: the model may count too much for what is new."""
         while self.fitting and self.attempts < self.max_compiles:
             most = max(t.peak_bytes for t in self.fitting)
             best = min(t.assignment.price for t in self.fitting)
-            if most >= _LEFT * self.budget_bytes or best <= self.cheapest:
+            left = most < _LEFT * self.budget_bytes
+            if best <= self.cheapest:
                 return
-            found = self.cheaper(best * (1 - _SAME_PRICE))
+            found = self.cheaper(best * (1 - _SAME_PRICE), _HOPES) if left else self.cheaper(_BARGAIN * best, _HARDLY)
             if found is None or self.known(found) is not None:
                 return
             self.attempt(found)
+            if not left:
+                return
 
-    def cheaper(self, price: float) -> Assignment | None:
+    def cheaper(self, price: float, hopes: Sequence[float]) -> Assignment | None:
         """What is cheaper than a price, runs other things again than what was too large, and is hardly too large."""
         least_error = min(t.peak_bytes - t.assignment.total_bytes for t in self.trials)
         over = [t.assignment for t in self.trials if t.peak_bytes > self.budget_bytes]
-        for more in _HOPES:
+        for more in hopes:
             room = (1 - _MARGIN + more) * self.budget_bytes - least_error
             found = assign(self.problem, room, objective=self.objective, offload=self.offload, unlike=over)
             if found is not None and found.price < price:
@@ -188,6 +193,8 @@ class Search:
                 self.attempt(assignment)
 
     def _others(self) -> Iterator[Assignment]:
+        if self.fitting:
+            yield self.standard["none"]  # where that fits, it is hardly ever beaten
         yield self.standard["full"]
         segments = nested(self.problem, objective=self.objective)
         if segments is not None and not self.fitting:
