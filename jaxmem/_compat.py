@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax.extend.core import primitives
 from jax.interpreters import partial_eval
 
@@ -262,3 +263,30 @@ def call_to_inline(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | jex.Jaxpr | None:
     if any(type(sharding).__name__ != "UnspecifiedValue" for sharding in said):
         return None
     return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+
+
+def without_tangents(values: list) -> list:
+    """The values, integers among them as if made by an operation that has no derivative.
+
+    A custom_vjp gives its integers a tangent, of which a cond's index and a scan's carry are not to have any.
+    """
+    return [value if jnp.issubdtype(value.dtype, jnp.inexact) else _unchanged(value) for value in values]
+
+
+def _unchanged(value):
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = _unchanged(jax.random.key_data(value))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+    return value | value
+
+
+@jax.custom_vjp
+def with_cotangent(value):
+    """The value; where its gradient is none, zeros come back.
+
+    JAX 0.10's scan takes no `Zero` for the cotangent of what it stacks, which is what a custom_vjp gives for None.
+    """
+    return value
+
+
+with_cotangent.defvjp(lambda value: (value, None), lambda _, cotangent: (cotangent,))

@@ -1,6 +1,7 @@
 """Flax modules as the fields of a `Workload`: a pure loss, parameters and state."""
 
 import dataclasses
+import inspect
 import sys
 from typing import Any, cast
 
@@ -104,10 +105,18 @@ def _zeros_like(x):
 
 
 def _makes_modules(fn) -> bool:
-    """Whether it is a function, and not a module, of either kind, or a class of modules."""
+    """Whether it is a function of a `Memory`, and not a module, of either kind, or a class of modules."""
     from flax import linen, nnx
 
-    return callable(fn) and not isinstance(fn, (type, linen.Module, nnx.Module))
+    if not callable(fn) or isinstance(fn, (type, linen.Module, nnx.Module)):
+        return False
+    try:
+        inspect.signature(fn).bind(Memory())
+    except TypeError:
+        return False
+    except ValueError:  # one that does not tell
+        return True
+    return True
 
 
 def _check_collections(updated, state) -> None:

@@ -10,6 +10,7 @@ _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{letter}ib": 1024**i for i, letter in enumerate("kmgt", 1)}
 _UNITS |= {f"{letter}b": 1000**i for i, letter in enumerate("kmgt", 1)}
 PREFIX = "auto:"
+_BARE_BYTES = 2**10  # a smaller number without a unit is hardly meant in bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +53,14 @@ def parse_budget(budget: "int | float | str | Budget") -> Budget:
     found = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)", text)
     if found and not isinstance(budget, bool) and found.group(2).lower() in _UNITS:
         number, unit = float(found.group(1)), found.group(2).lower()
-        if unit or isinstance(budget, int) or (number > 1 and number == int(number)):
+        if unit or isinstance(budget, int) or (number >= _BARE_BYTES and number == int(number)):
             size = number * _UNITS[unit]
             if math.isfinite(size):
                 return Budget(bytes=int(size))
         elif 0 <= number < 1:
             return Budget(share=number)
     raise ConfigError(
-        wanted="a remat budget: bytes such as 6GiB or 500MB, or a share of the plain step's residuals below 1",
+        wanted="a remat budget: bytes with their unit, 6GiB or 500MB, or a share of the plain step's residuals below 1",
         got=repr(budget),
         do='Write for example "auto:6GiB" or "auto:0.25".',
     )

@@ -248,7 +248,8 @@ def preset(name: str) -> Policy:
         raise UnknownPolicyError(
             wanted=f"a remat preset ({', '.join(PRESETS)}) or a Policy",
             got=repr(name),
-            do="Choose one of these presets, or pass jaxmem.Policy(save=(...)).",
+            do="Choose one of these presets, pass jaxmem.Policy(save=(...)), or give a MemoryConfig a budget, "
+            'remat="auto:6GiB" or "auto:0.25".',
         )
     return PRESETS[name]
 

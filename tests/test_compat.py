@@ -279,3 +279,76 @@ def test_two_names_in_a_jit_were_added_wrongly_before_0_12():
     got = jax.jit(lambda w: add_into(lambda w, x: square(w, w), jnp.zeros((3, 3)), w, None))(STACK[1])
     right = jnp.allclose(got, jax.grad(lambda w: square(w, w))(STACK[1]), rtol=1e-5)
     assert right == (jax.__version_info__ >= (0, 12))
+
+
+def _counting(x, count):
+    """(sin x, count + 1), as custom_vjp has it."""
+
+    @jax.custom_vjp
+    def block(x, count):
+        return [jnp.sin(x), count + 1]
+
+    def forward(x, count):
+        return block(x.value, count.value), x.value
+
+    block.defvjp(forward, lambda x, cotangents: (cotangents[0] * jnp.cos(x), None), symbolic_zeros=True)
+    return block(x, count)
+
+
+def _index_is_carried(keep):
+    """A gradient through a cond whose index is an integer of a custom_vjp, as another trace has it."""
+    closed = jax.make_jaxpr(lambda i, x: jax.lax.switch(i, [jnp.sin, jnp.cos], x))(1, 1.0)
+    (eqn,) = (eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "cond")
+    cond = jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr.replace(invars=eqn.invars, eqns=[eqn]), ()))
+
+    def loss(x):
+        y, index = keep(_counting(x, 0))
+        return cond(index, y)[0]
+
+    return jax.grad(loss)(1.0)
+
+
+def test_integers_of_a_custom_rule_are_no_index_without_help():
+    """When this fails, `without_tangents` can go."""
+    with pytest.raises(AssertionError):
+        _index_is_carried(lambda values: values)
+
+
+def test_integers_of_a_custom_rule_have_no_tangents():
+    slope = _index_is_carried(_compat.without_tangents)
+    assert jnp.allclose(slope, -jnp.sin(jnp.sin(1.0)) * jnp.cos(1.0))
+    key, flag = jax.random.key(3), jnp.array([True, False])
+    same = _compat.without_tangents([key, flag, jnp.uint8(7)])
+    assert jnp.array_equal(jax.random.key_data(same[0]), jax.random.key_data(key)) and same[0].dtype == key.dtype
+    assert same[1].tolist() == [True, False] and same[1].dtype == bool
+    assert same[2] == 7 and same[2].dtype == jnp.uint8
+
+
+def _stacked_is_not_used(keep):
+    """The gradient of a scan whose stacked output is read by a custom rule that says None."""
+
+    @jax.custom_vjp
+    def stopped(stacked, x):
+        return x + stacked[0]
+
+    stopped.defvjp(lambda stacked, x: (stopped(stacked, x), None), lambda _, cotangent: (None, cotangent))
+
+    def loss(x):
+        x, stacked = jax.lax.scan(lambda x, _: (jnp.sin(x), x * x), x, None, length=3)
+        return stopped(keep(stacked), x)
+
+    return jax.grad(loss)(1.0)
+
+
+def test_a_scan_takes_none_for_what_it_stacks_from_jax_0_12_on():
+    """When JAX 0.12 is the oldest, `with_cotangent` can go."""
+    if jax.__version_info__ >= (0, 12):
+        _stacked_is_not_used(lambda stacked: stacked)
+    else:
+        with pytest.raises(ValueError, match="cotangent type"):
+            _stacked_is_not_used(lambda stacked: stacked)
+
+
+def test_a_scan_takes_zeros_for_what_it_stacks():
+    want = jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(x))))(1.0)
+    assert jnp.allclose(_stacked_is_not_used(_compat.with_cotangent), want)

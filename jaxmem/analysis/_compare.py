@@ -13,7 +13,7 @@ from jaxmem._units import format_bytes
 from jaxmem.analysis._analyze import analyze_variant
 from jaxmem.analysis._program import Program, as_program, known
 from jaxmem.analysis._report import MemoryReport
-from jaxmem.errors import InputError, RematWithoutEffect
+from jaxmem.errors import BudgetInfeasible, InputError, RematWithoutEffect
 from jaxmem.targets import Target, resolve_target
 
 Progress = Callable[[str, str], None]
@@ -28,12 +28,14 @@ class Comparison:
       target: name of the target.
       provenance: where the bytes are from.
       versions: (package, version) pairs.
+      refused: (name, why) of variants under a budget that no choice stays within.
     """
 
     rows: tuple[MemoryReport, ...]
     target: str
     provenance: str = "compiled"
     versions: tuple[tuple[str, str], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
 
     def __getitem__(self, name: str) -> MemoryReport:
         for row in self.rows:
@@ -42,12 +44,13 @@ class Comparison:
         raise KeyError(name)
 
     def to_dict(self) -> dict[str, Any]:
-        """`{"rows": [...], "target": ..., "provenance": ..., "versions": {...}}`."""
+        """`{"rows": [...], "target": ..., "provenance": ..., "versions": {...}, "refused": {name: why}}`."""
         return {
             "rows": [row.to_dict(details=False) for row in self.rows],
             "target": self.target,
             "provenance": self.provenance,
             "versions": dict(self.versions),
+            "refused": dict(self.refused),
         }
 
     def to_json(self) -> str:
@@ -61,7 +64,7 @@ class Comparison:
         return jaxmem.report.report_fragment(self)
 
     def __str__(self) -> str:
-        return "\n".join(str(row) for row in self.rows)
+        return "\n".join([*(str(row) for row in self.rows), *(f"{name}: {why}" for name, why in self.refused)])
 
 
 def join_comparisons(comparisons: Sequence[Comparison], *, name_targets: bool = False) -> Comparison:
@@ -77,7 +80,8 @@ def join_comparisons(comparisons: Sequence[Comparison], *, name_targets: bool = 
     if name_targets:
         rows = [dataclasses.replace(row, name=f"{row.name} on {row.target}") for row in rows]
     targets = ",".join(comparison.target for comparison in comparisons)
-    return dataclasses.replace(comparisons[0], rows=tuple(rows), target=targets)
+    refused = tuple((f"{name} on {c.target}", why) for c in comparisons for name, why in c.refused)
+    return dataclasses.replace(comparisons[0], rows=tuple(rows), target=targets, refused=refused)
 
 
 def compare(
@@ -98,6 +102,7 @@ def compare(
       progress: called with a variant's name and "tracing", "compiling" or "done".
 
     Raises:
+      BudgetInfeasible: no variant stays within its remat budget; where some do, the others are `refused`.
       RematWithoutEffect: a remat setting that leaves the residuals unchanged.
       InputError: no variants, or one that cannot be analysed.
 
@@ -117,10 +122,16 @@ def compare(
         )
     resolved = resolve_target(target)
     tell = progress or (lambda name, stage: None)
-    prepared = {}
+    prepared, refused = {}, {}
     for name, variant in variants.items():
         tell(name, "tracing")
-        program = as_program(variant, *args, name=name, target=resolved)
+        try:
+            program = as_program(variant, *args, name=name, target=resolved)
+        except BudgetInfeasible as error:
+            refused[name] = str(error)
+            if len(refused) == len(variants):
+                raise
+            continue
         if isinstance(program, Program):
             program = program.resolved()
             check_remat_effect(program)
@@ -132,7 +143,7 @@ def compare(
         tell(name, "done")
     rows = [_borne_out(row, rows) for row in rows]
     versions = (("jax", jax.__version__), ("jaxlib", jaxlib.version.__version__), ("python", platform.python_version()))
-    return Comparison(rows=tuple(rows), target=resolved.name, versions=versions)
+    return Comparison(rows=tuple(rows), target=resolved.name, versions=versions, refused=tuple(refused.items()))
 
 
 def _borne_out(row: MemoryReport, rows: list[MemoryReport]) -> MemoryReport:

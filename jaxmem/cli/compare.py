@@ -125,7 +125,9 @@ def _verify(workload, variants, comparison, target, stage) -> dict[str, "Verific
     from jaxmem.train import Verifier, make_train_step
 
     verifier = Verifier(target=target, progress=stage)
-    steps = {name: make_train_step(workload, config, target=target) for name, config in variants.items()}
+    refused = dict(comparison.refused)
+    kept = {name: config for name, config in variants.items() if name not in refused}
+    steps = {name: make_train_step(workload, config, target=target) for name, config in kept.items()}
     for name, step in steps.items():
         verifier.remember(step, comparison[name])
     return {name: verifier.check(step, name=name) for name, step in steps.items()}

@@ -75,6 +75,7 @@ def html_report(report: MemoryReport | Comparison, *, against: MemoryReport | No
         title=title,
         views=[report_view(row) for row in reports],
         comparison=comparison_view(reports) if mode == "comparison" else None,
+        refused=report.refused if isinstance(report, Comparison) else (),
         diff=_diff_view(reports[0], reports[1]) if mode == "diff" else None,
         frontier=len([point for point in points if point["peak_bytes"] is not None]) > 1,
         selected=len(reports) - 1 if mode == "diff" else 0,

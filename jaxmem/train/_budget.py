@@ -2,11 +2,14 @@
 
 import dataclasses
 import hashlib
+import logging
 from typing import TYPE_CHECKING
 
 import jax
 
+from jaxmem._units import format_bytes
 from jaxmem.budget import Budget
+from jaxmem.errors import BudgetInfeasible
 from jaxmem.remat.auto import (
     MAX_COMPILES,
     Assignment,
@@ -19,12 +22,16 @@ from jaxmem.remat.auto import (
     pose_call,
     within_share,
 )
-from jaxmem.targets import Target, on_target
+from jaxmem.targets import Target, on_target, resolve_target
 from jaxmem.train._peaks import Peaks, versions
 from jaxmem.train._remat import loss_arguments
 
 if TYPE_CHECKING:
     from jaxmem.train._step import TrainStep
+
+
+_logger = logging.getLogger(__name__)
+_UNSEEN = " XLA:CPU as it runs hides what rematerialisation saves; target='cpu', or a chip's name, shows it."
 
 
 @dataclasses.dataclass
@@ -95,27 +102,40 @@ def fit_step(
         found = peaks.get(key)
         if found is not None:
             return Measured(**found, fresh=False)
+        _logger.info("a budget of %s on %s: %s", format_bytes(budget_peak_bytes), target.name, _so_far(tried.trials))
         report = analyze(chosen, target=target)
         found = {"peak_bytes": report.peak_bytes, "seconds": report.step_seconds}
         peaks.put(key, found)
         return Measured(**found, fresh=True)
 
     arguments = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(step.abstract_arguments()))
-    fitted = fit(
-        problem,
-        budget_peak_bytes,
-        measure,
-        offload=offload,
-        start_bytes=arguments // target.device_count,
-        max_compiles=max_compiles,
-        earlier=[trial for trial in tried.trials if offload or not trial.assignment.host_bytes],
-    )
+    try:
+        fitted = fit(
+            problem,
+            budget_peak_bytes,
+            measure,
+            offload=offload,
+            start_bytes=arguments // target.device_count,
+            max_compiles=max_compiles,
+            earlier=[trial for trial in tried.trials if offload or not trial.assignment.host_bytes],
+        )
+    except BudgetInfeasible as error:
+        got = f"{error.got}, on {target.name}, of which the step's arguments are {format_bytes(arguments)}"
+        shown = set(target.compiler_options) >= set(resolve_target("cpu").compiler_options)
+        hint = "" if target.platform != "cpu" or shown else _UNSEEN
+        raise BudgetInfeasible(wanted=error.wanted, got=got, do=error.do + hint) from None
     return Decision(
         problem=problem,
         assignment=fitted.best.assignment,
         peak_bytes=fitted.best.peak_bytes,
         compiles=fitted.compiles,
     )
+
+
+def _so_far(trials: list[Trial]) -> str:
+    if not trials:
+        return "compiling the first choice"
+    return f"{len(trials)} compiled, the smallest peak {format_bytes(min(t.peak_bytes for t in trials))}; one more"
 
 
 def _content(step: "TrainStep", target: Target) -> str:

@@ -3,6 +3,14 @@
 import jax
 import pytest
 
+from jaxmem.cli import _status
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """No lines about what takes long: how long is the machine's affair."""
+    monkeypatch.setattr(_status, "_PATIENCE_SECONDS", 3600.0)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def started_backend():

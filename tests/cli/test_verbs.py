@@ -212,6 +212,17 @@ def test_budgets_stand_beside_presets(capfd, model):
     assert json.loads(ran.out)["total_bytes"] == kept["auto:0.5"]
 
 
+def test_a_budget_that_nothing_stays_within_loses_no_other_row(capfd, model):
+    for verify in ((), ("--verify",)):
+        ran = run(capfd, "compare", model, "--remat", "auto:16B,none", "--target", "cpu", "--json", "-", *verify)
+        assert ran.code == 0, ran.err
+        table = json.loads(ran.out)
+        assert [row["name"] for row in table["rows"]] == ["none"]
+        assert list(table["refused"]) == ["auto:16B"] and "smallest" in table["refused"]["auto:16B"]
+    ran = run(capfd, "compare", model, "--remat", "auto:0.0001,none", "--target", "cpu")
+    assert ran.code == 0 and "auto:0.0001: does not fit. Wanted at most 0.0001 of the residuals" in ran.out
+
+
 def test_a_budget_that_nothing_stays_within_does_not_fit(capfd, model):
     ran = run(capfd, "compare", model, "--remat", "auto:16B", "--target", "cpu")
     assert ran.code == 1

@@ -8,6 +8,7 @@ import pytest
 
 from jaxmem import MemoryConfig, Workload, compare, make_train_step, remat, verify
 from jaxmem.errors import BudgetInfeasible, ConfigError
+from jaxmem.targets import resolve_target
 from jaxmem.train._peaks import Peaks
 
 
@@ -65,6 +66,14 @@ def test_what_fit_budget_cannot_use_is_refused():
         remat.fit_budget(step, 2**20, "cpu", max_compiles=0)
     with pytest.raises(ConfigError, match="make_train_step"):
         remat.fit_budget(_loss, 2**20, "cpu")
+
+
+def test_on_a_cpu_as_it_runs_a_refusal_says_what_hides_the_saving():
+    with pytest.raises(BudgetInfeasible) as error:
+        remat.fit_budget(make_train_step(_workload()), 50_000)
+    assert "on local" in error.value.got and "arguments are" in error.value.got
+    hidden = bool(resolve_target("cpu").compiler_options)
+    assert ("target='cpu'" in error.value.do) == hidden
 
 
 def test_no_budget_below_the_smallest_peak(peaks):
@@ -161,7 +170,9 @@ def test_verified_and_compared():
     assert kept["full"] <= kept["auto:0.3"] <= 0.3 * kept["none"]
 
 
-@pytest.mark.parametrize("text", ["auto:", "auto:much", "auto:1.5", "auto:-3", "auto:6 parsecs", "auto:nan"])
+@pytest.mark.parametrize(
+    "text", ["auto:", "auto:much", "auto:1.5", "auto:-3", "auto:6 parsecs", "auto:nan", "auto:60", "auto", "ful"]
+)
 def test_a_budget_that_is_none_is_refused(text):
     with pytest.raises(ConfigError, match=r"auto:6GiB"):
         MemoryConfig(remat=text)

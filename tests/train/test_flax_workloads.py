@@ -356,3 +356,8 @@ def test_random_keys_in_a_batch_are_allowed():
 
     batch = {"x": X, "key": jax.random.split(KEY, 8)}
     run(Workload.from_linen(Noisy(), lambda model, batch: model(batch).mean(), batch, SGD), batch=batch)
+
+
+def test_a_function_that_takes_no_memory_is_no_maker_of_modules():
+    with pytest.raises(WorkloadError, match="memory -> module"):
+        Workload.from_linen(lambda: nn.Dense(3), lambda model, x: model(x).mean(), X, SGD)

@@ -35,8 +35,8 @@ def kept_for_backward(
             title=f"{len(kept)} values of the forward pass wait for the backward pass"
             + within(common([b.layer for b in kept])),
             evidence=names(kept),
-            cure="Rematerialise: jaxmem compare FILE --remat none,full,dots,dots_no_batch shows what policies keep. "
-            "More accumulation steps shrink them all.",
+            cure="Rematerialise: jaxmem compare FILE --remat none,full,dots,auto:0.25,auto:6GiB shows what policies "
+            "and budgets keep. More accumulation steps shrink them all.",
         )
     ]
 

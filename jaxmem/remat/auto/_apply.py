@@ -42,12 +42,17 @@ def apply_choices(program: Program, problem: Problem, assignment: Assignment) ->
 
 
 def _alike(found: Candidates, expected: Candidates) -> bool:
-    """Whether a choice for one is a choice for the other."""
+    """Whether a choice for one is a choice for the other: the same operations, of however many rows."""
     return (
-        found.value_bytes.tolist() == expected.value_bytes.tolist()
+        _operations(found) == _operations(expected)
         and found.reads == expected.reads
         and found.is_residual.tolist() == expected.is_residual.tolist()
+        and found.is_input.tolist() == expected.is_input.tolist()
     )
+
+
+def _operations(c: Candidates) -> list[str]:
+    return [c.forward.jaxpr.eqns[e].primitive.name for e in c.equations]
 
 
 def _again(found: Candidates, expected: Candidates, choice: Choice) -> Choice:

@@ -7,7 +7,7 @@ from jaxmem._units import format_bytes
 from jaxmem.budget import Budget, parse_budget
 from jaxmem.errors import BudgetInfeasible
 from jaxmem.remat.auto._assign import Assignment, smallest, within
-from jaxmem.remat.auto._candidates import check_objective
+from jaxmem.remat.auto._candidates import check_function, check_objective
 from jaxmem.remat.auto._decision import Decision, pose_call
 from jaxmem.remat.auto._nested import nested
 from jaxmem.remat.auto._problem import Problem
@@ -108,6 +108,7 @@ def auto(
     >>> small.solve([x] * 3, x).kept_bytes < auto(loss, 4000).solve([x] * 3, x).kept_bytes
     True
     """
+    check_function(fn)
     check_objective(objective)
     rates = Rates.of(None if target is None else resolve_target(target))
     return Auto(fn, parse_budget(budget), rates, objective, offload)

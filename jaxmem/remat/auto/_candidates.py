@@ -229,6 +229,16 @@ def _is_fused(forward: Forward, v, residuals: set, constant: set[int]) -> bool:
     return False
 
 
+def check_function(fn) -> None:
+    """ConfigError for what is no function of arrays: steps have `fit_budget`."""
+    if not callable(fn) or hasattr(fn, "fit_budget"):
+        raise ConfigError(
+            wanted="a differentiable function of arrays, such as a loss",
+            got=f"a {type(fn).__name__}",
+            do='For a workload or a step use MemoryConfig(remat="auto:6GiB") or remat.fit_budget.',
+        )
+
+
 def check_objective(objective: str) -> None:
     """ConfigError for what is no objective."""
     if objective not in ("seconds", "flops"):

@@ -16,7 +16,7 @@ from jaxmem.remat.auto._solution import Solution, describe
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Decision:
     """What becomes of the residuals of a function's blocks.
 
@@ -31,6 +31,10 @@ class Decision:
     assignment: Assignment
     peak_bytes: int | None = None
     compiles: int = 0
+
+    def __repr__(self) -> str:
+        known = f"{self.peak_bytes:,} bytes, {self.compiles} compiles" if self.peak_bytes else "modelled"
+        return f"Decision({len(self.assignment.choices)} blocks, peak {known})"
 
     def solution(self, *, budget_bytes: int | None = None, more: float | None = None) -> Solution:
         """What was decided, readable."""

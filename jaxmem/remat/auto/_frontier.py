@@ -12,7 +12,7 @@ from jaxmem._units import format_bytes, format_flops, format_seconds
 from jaxmem.remat._checkpoint import checkpoint_unchecked
 from jaxmem.remat._table import aligned
 from jaxmem.remat.auto._assign import Assignment, plain, smallest, within
-from jaxmem.remat.auto._candidates import check_objective
+from jaxmem.remat.auto._candidates import check_function, check_objective
 from jaxmem.remat.auto._costs import jaxpr_cost
 from jaxmem.remat.auto._decision import Call
 from jaxmem.remat.auto._problem import Program, pose, program_of
@@ -79,10 +79,12 @@ class Frontier:
     def __str__(self) -> str:
         """A line for each point, the policies among them."""
         rows = sorted((*self.points, *self.policies), key=lambda p: (p.kept_bytes, -p.recompute_flops))
-        lines = [("kept", "with working set", "recomputed", "time", "policy")]
+        # Keeping takes time too, which is in the price; with "flops" the price is what is recomputed.
+        lines = [("kept", "with working set", "recomputed", "in", "with keeping", "policy")]
         for p in rows:
-            total, seconds = format_bytes(p.total_bytes), format_seconds(p.recompute_seconds)
-            lines.append((format_bytes(p.kept_bytes), total, format_flops(int(p.recompute_flops)), seconds, p.name))
+            sizes = format_bytes(p.kept_bytes), format_bytes(p.total_bytes), format_flops(int(p.recompute_flops))
+            price = format_seconds(p.price) if self.objective == "seconds" else "-"
+            lines.append((*sizes, format_seconds(p.recompute_seconds), price, p.name))
         return aligned(lines, right=len(lines[0]))
 
 
@@ -114,6 +116,7 @@ def frontier(
     >>> [p.recompute_flops for p in curve.policies if p.name in ("full", "none")]
     [3072.0, 0.0]
     """
+    check_function(fn)
     check_objective(objective)
     rates = Rates.of(None if target is None else resolve_target(target))
 

@@ -9,7 +9,7 @@ import jax
 import jax.extend.core as jex
 from jax.core import Tracer
 
-from jaxmem._compat import effect_names
+from jaxmem._compat import effect_names, without_tangents
 from jaxmem.remat._kept import kept_values, num_bytes
 from jaxmem.remat.auto._candidates import candidates
 from jaxmem.remat.auto._forward import Forward, capture, is_float
@@ -259,7 +259,7 @@ def _look(program: Program, found: dict[str, FoundBlock]):
             raise NotImplementedError
 
         block.defvjp(forward, backward, symbolic_zeros=True)
-        return block
+        return lambda *args: without_tangents(block(*args))
 
     around = program.kept_bytes(program.apply(wrap))
     return flags, captured, around

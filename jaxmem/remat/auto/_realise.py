@@ -12,7 +12,7 @@ import jax
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jaxmem._compat import pull_back, varying_axes
+from jaxmem._compat import pull_back, varying_axes, without_tangents
 from jaxmem.remat.auto._forward import Forward, is_float
 
 # JAX's own label on what a checkpoint computes a second time; counts of a compiled step's FLOPs go by it.
@@ -57,7 +57,12 @@ def realise(
         return tuple(saved(cotangents))
 
     block.defvjp(forward, backward, symbolic_zeros=True)
-    return block
+
+    def realised(*args):
+        return without_tangents(block(*args))
+
+    realised.has_own_rule = True  # pyright: ignore[reportFunctionMemberAccess]  what `evaluate` asks
+    return realised
 
 
 class _Backward:

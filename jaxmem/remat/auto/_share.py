@@ -18,7 +18,7 @@ def within_share(problem: Problem, share: float, *, objective: str = "seconds", 
     if found is not None:
         return found
     least, segments = smallest(problem, objective=objective), nested(problem, objective=objective)
-    if share == 0 or least.kept_bytes <= room:  # or the solver ran out of time
+    if share == 0 or not problem.plain_bytes or least.kept_bytes <= room:  # or the solver ran out of time
         return least
     if segments is not None and segments.kept_bytes <= room:
         return segments
@@ -27,6 +27,5 @@ def within_share(problem: Problem, share: float, *, objective: str = "seconds", 
         wanted=f"at most {share:g} of the residuals, {format_bytes(int(room))} of {format_bytes(problem.plain_bytes)}",
         got=f"at least {least_bytes / problem.plain_bytes:.3g}, {format_bytes(least_bytes)}: what blocks are given and "
         "what is kept outside of them",
-        do="Allow a larger share, or take 0 for the least; layers that run in scopes of their own, as Flax modules do, "
-        "are found as larger blocks.",
+        do="Allow a larger share, or take 0 for the least.",
     )

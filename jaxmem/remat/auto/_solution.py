@@ -102,9 +102,11 @@ class Solution:
         Values of less than a hundredth of all that is kept, such as statistics of a normalisation, are left out.
 
         Returns:
-          The policy, and for each value without a name "FILE:LINE: checkpoint_name(<op>, 'name')".
+          The policy, and "FILE:LINE: checkpoint_name(<op>, 'name')" for values without a name: one for all that the
+          same operation of a line makes, in whatever layer. A line may be that of a call into a library, which has to
+          be opened up for it.
         """
-        names, lines, seen = {"keep": [], "offload": []}, [], set()
+        names, given = {"keep": [], "offload": []}, {}
         worth = _WORTH_A_NAME * (self.kept_bytes + self.host_bytes)
         for value in self.values:
             place = value.anchor or value
@@ -114,13 +116,13 @@ class Solution:
             if name is None and value.size_bytes < worth:
                 continue
             if name is None:
-                stem, number = f"{value.fate}_{place.op}".replace(" ", "_"), 1
-                while f"{stem}_{number}" in seen:
-                    number += 1
-                name = f"{stem}_{number}"
-                lines.append(f"{place.source or '(no line)'}: checkpoint_name(<{place.op}>, {name!r})")
-            seen.add(name)
+                count = 1 + sum(known[:2] == (value.fate, place.op) for known in given)
+                stem = f"{value.fate}_{place.op}".replace(" ", "_")
+                name = given.setdefault((value.fate, place.op, place.source), f"{stem}_{count}")
             names[value.fate].append(name)
+        lines = [
+            f"{source or '(no line)'}: checkpoint_name(<{op}>, {name!r})" for (_, op, source), name in given.items()
+        ]
         kept = tuple(sorted(set(names["keep"])))
         return Policy(save=kept, offload=tuple(sorted(set(names["offload"]) - set(kept)))), tuple(lines)
 

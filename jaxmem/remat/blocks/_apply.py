@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import jax
 from jax import lax
 
-from jaxmem._compat import scan_layout
+from jaxmem._compat import scan_layout, with_cotangent
 from jaxmem.remat._nested_scan import nested_scan_of
 from jaxmem.remat.blocks._facts import (
     USER_CHECKPOINT,
@@ -42,8 +42,11 @@ def evaluate(plan: Plan, consts, args, wrap: Callable, *, scanned: bool = False,
     def run(indices, outputs, around=lambda fn: fn):
         if indices:
             inputs = facts.inputs(indices)
-            fn = function_of([facts.eqns[i] for i in indices], inputs, outputs)
-            made = around(fn)(*map(read, inputs))
+            fn = around(function_of([facts.eqns[i] for i in indices], inputs, outputs))
+            given = [read(v) for v in inputs]
+            if getattr(fn, "has_own_rule", False):
+                given = [with_cotangent(x) if facts.is_stacked(v) else x for v, x in zip(inputs, given, strict=True)]
+            made = fn(*given)
             # A custom rule gives derivatives to all of its outputs, also to those that must not have one.
             made = [lax.stop_gradient(x) if v in facts.constant else x for v, x in zip(outputs, made, strict=True)]
             env.update(zip(outputs, made, strict=True))

@@ -134,6 +134,13 @@ class Facts:
                 found.update(v for v in eqn.outvars if is_float(v))
         return found
 
+    def is_stacked(self, v) -> bool:
+        """Whether a scan made the variable, a part in each step, and it has a gradient."""
+        eqn = self.eqns[self.made_at[v]] if v in self.made_at else None
+        if eqn is None or eqn.primitive.name != "scan" or not jnp.issubdtype(v.aval.dtype, jnp.inexact):
+            return False
+        return list(eqn.outvars).index(v) >= scan_layout(eqn)[1]
+
     def num_heavy(self, start: int, stop: int) -> int:
         return self.heavy_before[stop] - self.heavy_before[start]
 

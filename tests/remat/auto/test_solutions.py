@@ -1,16 +1,19 @@
 """What a solution says is what the function under the budget does."""
 
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxmem import Workload, make_train_step
 from jaxmem.errors import BudgetInfeasible, ConfigError
 from jaxmem.remat import checkpoint, residual_bytes
-from jaxmem.remat.auto import auto
+from jaxmem.remat.auto import auto, frontier
 
 X = jnp.linspace(-1.0, 1.0, 128).reshape(8, 16)
 WS = [0.5 * jnp.eye(16)] * 3
@@ -78,6 +81,14 @@ def test_a_budget_that_is_too_small_says_what_is_needed():
         auto(loop, 0.5, objective="bytes")
 
 
+def test_what_is_no_function_of_arrays_is_refused():
+    step = make_train_step(Workload(loop, WS, X, optax.sgd(0.1)))
+    for wrong in (step, step.workload, 3):
+        for make in (lambda fn: auto(fn, 0.5), frontier):
+            with pytest.raises(ConfigError, match=r"fit_budget"):
+                make(wrong)
+
+
 def test_shapes_are_enough_to_solve():
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (WS, X))
     assert auto(scanned, 0.4).solve(*shapes) == auto(scanned, 0.4).solve(WS, X)
@@ -92,6 +103,9 @@ def test_a_solution_is_a_policy_and_the_names_to_paste():
     stack = lambda block: lambda ws, x: lax.scan(lambda x, w: (block(x, w), None), x, ws)[0].sum()  # noqa: E731
     solution = auto(stack(_block), 8 * (16 + 64) * 4 * 5 + 8 * 16 * 4 * 8, objective="flops").solve(ws, x)
     policy, (line,) = solution.policy()
+    # Unrolled layers share the line, whatever each of them keeps.
+    loop = lambda ws, x: functools.reduce(_block, ws, 2 * x).sum()  # noqa: E731
+    assert len(auto(loop, 0.6, objective="flops").solve(list(ws), x).policy()[1]) <= 2
     (name,) = policy.save
     source, _, pasted = line.partition(": ")
     assert source.rpartition(":")[0].endswith("test_solutions.py") and not policy.offload

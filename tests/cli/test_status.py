@@ -1,0 +1,25 @@
+"""What long work is at, where stderr is no terminal."""
+
+import logging
+import time
+
+from jaxmem.cli import _status
+
+
+def test_a_stage_that_takes_long_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(_status, "_PATIENCE_SECONDS", 0.05)
+    with _status.stages("loading") as stage:
+        stage("tracing")  # before anything was said of loading
+        time.sleep(0.3)
+        logging.getLogger("jaxmem.train._budget").info("compiling the %s choice", "first")
+        time.sleep(0.3)
+        stage("done")
+    time.sleep(0.2)
+    assert capsys.readouterr().err.splitlines() == ["jaxmem: tracing …", "jaxmem: compiling the first choice …"]
+    assert not logging.getLogger("jaxmem").handlers
+
+
+def test_what_is_quick_is_not(capsys):
+    with _status.stages("loading") as stage:
+        stage("compiling")
+    assert capsys.readouterr().err == ""
