@@ -105,7 +105,7 @@ def _zeros_like(x):
 
 
 def _makes_modules(fn) -> bool:
-    """Whether it is a function of a `Memory`, and not a module, of either kind, or a class of modules."""
+    """Whether it is a function of one argument, and not a module, of either kind, or a class of modules."""
     from flax import linen, nnx
 
     if not callable(fn) or isinstance(fn, (type, linen.Module, nnx.Module)):

@@ -53,7 +53,7 @@ def parse_budget(budget: "int | float | str | Budget") -> Budget:
     found = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)", text)
     if found and not isinstance(budget, bool) and found.group(2).lower() in _UNITS:
         number, unit = float(found.group(1)), found.group(2).lower()
-        if unit or isinstance(budget, int) or (number >= _BARE_BYTES and number == int(number)):
+        if unit or (isinstance(budget, int) and budget) or (number >= _BARE_BYTES and number == int(number)):
             size = number * _UNITS[unit]
             if math.isfinite(size):
                 return Budget(bytes=int(size))

@@ -76,7 +76,7 @@ class MemoryConfig:
         (nothing inside a block), "dots" (outputs of matrix products), "dots_no_batch" (those without
         batch dimensions), or one of MaxText's, such as "minimal", which go by names in the model. Or a budget, for
         which what to keep is chosen value by value: "auto:6GiB" bounds the compiled peak of the whole step,
-        "auto:0.25" the residuals, as a share of what the plain step keeps; "auto:0" keeps the least.
+        "auto:0.25" the residuals, as a share of what the plain step keeps; "auto:0" is full remat.
       precision: compute dtype name, or a `Precision`. Master parameters keep their dtype; "float16" brings a dynamic
         loss scale.
       zero: reserved; only 0.

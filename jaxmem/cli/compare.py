@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,7 @@ from jaxmem.cli._options import (
 )
 from jaxmem.cli._output import Outputs, clean_stdout
 from jaxmem.cli._status import stages
+from jaxmem.errors import BudgetInfeasible
 from jaxmem.policy import PRESETS
 
 if TYPE_CHECKING:
@@ -91,9 +93,15 @@ def compare(
             for name in targets:
                 on = f" for {name}" if len(targets) > 1 else ""
                 workload = load_workload(file, target=name, settings=settings or ())
-                comparison = jaxmem.compare(
-                    variants, workload, target=name, progress=lambda row, what, on=on: stage(f"{what} {row}{on}")
-                )
+                try:
+                    comparison = jaxmem.compare(
+                        variants, workload, target=name, progress=lambda row, what, on=on: stage(f"{what} {row}{on}")
+                    )
+                except BudgetInfeasible as error:
+                    if name == targets[-1] and not comparisons:
+                        raise
+                    print(f"jaxmem: does not fit: {error}", file=sys.stderr)
+                    continue
                 comparisons.append(comparison)
                 verified.append(_verify(workload, variants, comparison, name, stage) if verify else {})
         from jaxmem.report import html_report, render_comparison

@@ -100,6 +100,7 @@ def report_fragment(report: MemoryReport | Comparison) -> str:
     return _rendered(
         "fragment.html.jinja",
         css=_asset("kinds.css") + _asset("fragment.css"),
+        refused=report.refused if isinstance(report, Comparison) else (),
         items=[
             {
                 "view": report_view(row),

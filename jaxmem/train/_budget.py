@@ -109,6 +109,7 @@ def fit_step(
         return Measured(**found, fresh=True)
 
     arguments = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(step.abstract_arguments()))
+    alone = target.device_count == 1
     try:
         fitted = fit(
             problem,
@@ -120,7 +121,8 @@ def fit_step(
             earlier=[trial for trial in tried.trials if offload or not trial.assignment.host_bytes],
         )
     except BudgetInfeasible as error:
-        got = f"{error.got}, on {target.name}, of which the step's arguments are {format_bytes(arguments)}"
+        known = f", of which the step's arguments are {format_bytes(arguments)}" if alone else ""
+        got = f"{error.got}, on {target.name}{known}"
         shown = set(target.compiler_options) >= set(resolve_target("cpu").compiler_options)
         hint = "" if target.platform != "cpu" or shown else _UNSEEN
         raise BudgetInfeasible(wanted=error.wanted, got=got, do=error.do + hint) from None

@@ -7,14 +7,14 @@ from jaxmem.cli import _status
 
 
 def test_a_stage_that_takes_long_is_named(capsys, monkeypatch):
-    monkeypatch.setattr(_status, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(_status, "_PATIENCE_SECONDS", 0.5)
     with _status.stages("loading") as stage:
         stage("tracing")  # before anything was said of loading
-        time.sleep(0.3)
+        time.sleep(1.5)
         logging.getLogger("jaxmem.train._budget").info("compiling the %s choice", "first")
-        time.sleep(0.3)
+        time.sleep(1.5)
         stage("done")
-    time.sleep(0.2)
+    time.sleep(0.7)
     assert capsys.readouterr().err.splitlines() == ["jaxmem: tracing …", "jaxmem: compiling the first choice …"]
     assert not logging.getLogger("jaxmem").handlers
 

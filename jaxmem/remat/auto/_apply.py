@@ -56,9 +56,8 @@ def _operations(c: Candidates) -> list[str]:
 
 
 def _again(found: Candidates, expected: Candidates, choice: Choice) -> Choice:
-    """A block that is differentiated by other inputs than was thought: as many bytes, chosen anew."""
-    plain = max(1, expected.kept_bytes(expected.plain))
-    share = expected.kept_bytes(choice) / plain  # of fewer bytes where a batch came in shards
-    size = max(share * min(plain, found.kept_bytes(found.plain)), found.kept_bytes(found.least))
+    """A block that is differentiated by other inputs than was thought: the same share of its residuals, chosen anew."""
+    share = expected.kept_bytes(choice) / max(1, expected.kept_bytes(expected.plain))
+    size = max(share * found.kept_bytes(found.plain), found.kept_bytes(found.least))
     solved = solve([Group(candidates=found)], Limits(budget_bytes=size, working=False), "seconds")
     return solved.choices[0] if solved else found.least

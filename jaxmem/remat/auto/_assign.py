@@ -91,6 +91,9 @@ def assign(
         for mixed in mixtures(problem.groups, free, objective, solved.choices):
             if mixed.price < price and not _is_excluded(problem, mixed.members, limits, objective):
                 members, price = mixed.members, mixed.price
+    if without or unlike:  # a bound of all choices, since of those excluded not all were tried
+        free = assign(problem, budget_bytes, objective=objective, working=working, offload=offload, seconds=seconds)
+        bound = 0.0 if free is None else free.bound
     return _assignment(problem, members, price, bound)
 
 

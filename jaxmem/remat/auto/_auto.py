@@ -87,8 +87,8 @@ def auto(
     Args:
       fn: function of pytrees of arrays, differentiable in reverse.
       budget: bytes (an int, "6GiB") that bound what one call keeps for its backward pass plus the largest working set
-        of a block, modelled; or a share below 1 of what `fn` keeps without remat, working sets aside; 0 is the least
-        that blocks allow, their inputs.
+        of a block, modelled; or a share below 1 of what `fn` keeps without remat, working sets aside; 0 is full
+        rematerialisation: blocks keep their inputs.
       target: whose speed is priced, such as "tpu-v5e:1x1"; an H100's where None.
       objective: "seconds", by a roofline that also prices keeping, or "flops" of products and kernels.
       offload: whether values may wait in host memory. TPUs and GPUs have it.

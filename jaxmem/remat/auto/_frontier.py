@@ -126,7 +126,7 @@ def frontier(
         problem = pose(program, rates)
         least, most = smallest(problem, objective=objective).total_bytes, plain(problem).total_bytes
         found: list[Assignment] = []
-        for size in np.geomspace(least, max(most, least), points):
+        for size in np.geomspace(max(1, least), max(1, most, least), points):
             better = within(problem, float(size), objective=objective, offload=offload)
             if better is not None and (not found or better.price < found[-1].price):
                 found.append(better)

@@ -6,6 +6,7 @@ import jax
 
 from jaxmem._compat import called_jaxprs
 from jaxmem.remat._kept import num_bytes
+from jaxmem.remat.auto._costs import COLLECTIVES
 from jaxmem.remat.auto._forward import Forward, is_float
 from jaxmem.remat.blocks._facts import is_value
 
@@ -29,6 +30,8 @@ def _reads_own_output(eqn) -> bool:
     floats = [is_value(u) and is_float(u.aval) for u in eqn.invars]
     if any(called_jaxprs(eqn)) or eqn.primitive.multiple_results or not any(floats):
         return False
+    if eqn.primitive.name in COLLECTIVES:  # which want the axes of a mesh round them
+        return False
 
     def differentiated(*values):
         outs, pull_back = jax.vjp(functools.partial(eqn.primitive.bind, **eqn.params), *values)
@@ -36,7 +39,7 @@ def _reads_own_output(eqn) -> bool:
 
     try:
         jaxpr = jax.make_jaxpr(differentiated)(*[u.aval if is_value(u) else u.val for u in eqn.invars]).jaxpr
-    except (TypeError, NotImplementedError):  # integers, and what has no derivative
+    except (TypeError, ValueError, NameError, NotImplementedError):  # what has no derivative, or not by itself
         return False
     out, *residuals = jaxpr.outvars
     reached = {out}

@@ -8,7 +8,7 @@ from jaxmem.remat.auto._problem import Problem
 
 
 def within_share(problem: Problem, share: float, *, objective: str = "seconds", offload: bool = False) -> Assignment:
-    """The cheapest choices that keep at most a share of the plain function's residuals; of a share of 0, the least.
+    """The cheapest choices that keep at most a share of the plain function's residuals; for 0, full rematerialisation.
 
     Raises:
       BudgetInfeasible: the inputs of blocks, and what is kept outside of them, are more than the share.
@@ -27,5 +27,5 @@ def within_share(problem: Problem, share: float, *, objective: str = "seconds", 
         wanted=f"at most {share:g} of the residuals, {format_bytes(int(room))} of {format_bytes(problem.plain_bytes)}",
         got=f"at least {least_bytes / problem.plain_bytes:.3g}, {format_bytes(least_bytes)}: what blocks are given and "
         "what is kept outside of them",
-        do="Allow a larger share, or take 0 for the least.",
+        do="Allow a larger share.",
     )

@@ -1,6 +1,7 @@
 """`Solution`: what was chosen, readable."""
 
 import dataclasses
+import itertools
 import json
 from typing import Any
 
@@ -28,8 +29,8 @@ class SolvedValue:
       name: what `checkpoint_name` called it; None without.
       op, module, source: what made it, where.
       anchor: what a name must be given to, where that is not the value itself but what it was made of.
-      shape, dtype: of one block's value.
-      size_bytes: of all `layers`; of a recomputed value what it would take.
+      shape, dtype: of one block's value, of the whole batch.
+      size_bytes: of all `layers`, on one device; of a recomputed value what it would take.
       seconds: of what making it costs in all layers; of a kept value, of keeping it.
     """
 
@@ -107,6 +108,7 @@ class Solution:
           be opened up for it.
         """
         names, given = {"keep": [], "offload": []}, {}
+        taken = {place.name for value in self.values for place in (value, value.anchor) if place is not None}
         worth = _WORTH_A_NAME * (self.kept_bytes + self.host_bytes)
         for value in self.values:
             place = value.anchor or value
@@ -116,9 +118,10 @@ class Solution:
             if name is None and value.size_bytes < worth:
                 continue
             if name is None:
-                count = 1 + sum(known[:2] == (value.fate, place.op) for known in given)
                 stem = f"{value.fate}_{place.op}".replace(" ", "_")
-                name = given.setdefault((value.fate, place.op, place.source), f"{stem}_{count}")
+                new = next(each for i in itertools.count(1) if (each := f"{stem}_{i}") not in taken)
+                name = given.setdefault((value.fate, place.op, place.source), new)
+                taken.add(name)
             names[value.fate].append(name)
         lines = [
             f"{source or '(no line)'}: checkpoint_name(<{op}>, {name!r})" for (_, op, source), name in given.items()

@@ -188,10 +188,19 @@ class _Program:
             readers = [[e for e, reads in enumerate(c.reads) if v in reads] for v in range(len(c.values))]
             for e in range(len(c.equations)):
                 made = np.flatnonzero(c.maker == e)
-                self._require([(runs + e, -1.0), *[(start + v, -1.0) for v in made]], -float(len(made)))
-                if not c.is_residual[made].any():
-                    read = {reader for v in made for reader in readers[v]}
-                    self._require([(runs + e, -1.0), *[(runs + reader, 1.0) for reader in read]], 0.0)
+                residuals = made[c.is_residual[made]]
+                read = {reader for v in made for reader in readers[v]}
+                # Something of it is not there, and is a residual, or is read by what runs again.
+                self._require([(runs + e, -1.0), *self._known(start, c, made)], -float(len(made)))
+                row = [*self._known(start, c, residuals), *[(runs + reader, 1.0) for reader in read]]
+                self._require([(runs + e, -1.0), *row], -float(len(residuals)))
+
+    def _known(self, start: int, c: Candidates, values) -> list[tuple[int, float]]:
+        """The columns that say that values are kept or offloaded, to be counted off."""
+        columns = [start + v for v in values]
+        if self.limits.offload:
+            columns += [start + len(c.values) + v for v in values]
+        return [(column, -1.0) for column in columns]
 
     def _runs(self) -> list[int]:
         """Per group, where the variables of its equations start."""

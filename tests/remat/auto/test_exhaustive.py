@@ -74,6 +74,23 @@ def test_no_choice_within_a_budget_is_cheaper(name, objective):
         assert found.bound <= best * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_is_offloaded_runs_other_things_again_too(name):
+    given = problem(name)
+    c, excluded = given.groups[0].candidates, []
+    weight = heavy(c.weights("flops"))
+    budget = 0.6 * max(size for size, _, _ in everything(name, "flops"))
+    for _ in range(4):
+        found = assign(given, budget, objective="flops", offload=True, unlike=excluded)
+        if found is None:
+            break
+        runs = [c.recomputed(*each.choices.values()) & weight for each in (found, *excluded)]
+        assert all((runs[0] != other).any() for other in runs[1:])
+        assert found.bound <= assign(given, budget, objective="flops", offload=True).price * (1 + 1e-9)
+        excluded.append(found)
+    assert len(excluded) > 1
+
+
 @pytest.mark.parametrize("objective", ["flops", "seconds"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_runs_other_things_again_is_the_cheapest_that_does(name, objective):

@@ -54,6 +54,11 @@ def test_what_a_policy_runs_again_is_what_jax_does(curve):
     assert kept["full"] < kept["dots"] < kept["none"] == remat.residual_bytes(loss, WEIGHTS, X)
 
 
+def test_nothing_to_keep_is_a_frontier_of_one_point():
+    curve = remat.frontier(jnp.sum)(jnp.ones(3))
+    assert [point.price for point in curve.points] == [0.0]
+
+
 def test_it_is_a_table_json_and_a_plot(curve, monkeypatch):
     lines = str(curve).splitlines()
     assert len(lines) == 1 + len(curve.points) + len(curve.policies)

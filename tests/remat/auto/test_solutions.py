@@ -89,6 +89,11 @@ def test_what_is_no_function_of_arrays_is_refused():
                 make(wrong)
 
 
+def test_zero_is_full_rematerialisation_however_it_is_written():
+    for zero in (0, 0.0, "0", "auto:0"):
+        assert auto(scanned, zero).solve(WS, X) == auto(scanned, 0.0).solve(WS, X)
+
+
 def test_shapes_are_enough_to_solve():
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (WS, X))
     assert auto(scanned, 0.4).solve(*shapes) == auto(scanned, 0.4).solve(WS, X)

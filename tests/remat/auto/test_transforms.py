@@ -67,6 +67,17 @@ def test_in_a_scan_of_another_and_of_itself():
     same(lambda under: under(lambda ws, x: under(loop)(ws, x) + under(scanned)(ws, x)[0]), STACK, X)
 
 
+def test_a_collective_is_kept_and_described():
+    ring = [(i, (i + 1) % 4) for i in range(4)]
+    step = lambda x, w: (jnp.tanh(lax.ppermute(x, "d", ring) @ w), None)  # noqa: E731
+    passed = jax.shard_map(
+        lambda ws, x: lax.scan(step, x, ws)[0], mesh=mesh(), in_specs=(P(), P("d")), out_specs=P("d")
+    )
+    for share in (0.0, 0.95):
+        kept = {value.op for value in auto(passed, share).solve(STACK, BATCH).values if value.fate == "keep"}
+        assert "ppermute" in kept
+
+
 def test_checkpoint_and_nested_scan_of_the_users_own():
     same(lambda under: under(lambda ws, x: jax.checkpoint(loop)(ws, x) * loop(ws, x)), STACK, X)
     step = lambda h, w: (layer(h, w), None)  # noqa: E731
