@@ -178,7 +178,8 @@ class TrainStep:
                 do='Make it with MemoryConfig(remat="auto:6GiB"), or by remat.fit_budget.',
             )
         budget = self.config.budget
-        return self.decision.solution(budget_bytes=None if budget is None else budget.bytes)
+        with self.entered():
+            return self.decision.solution(budget_bytes=None if budget is None else budget.bytes)
 
     def fit_budget(
         self,

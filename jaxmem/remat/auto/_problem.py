@@ -89,8 +89,9 @@ class Problem:
       free: by a block's name, which of its inputs are there anyway.
       scans: lengths of the outermost scans, by the name of the block that is their body.
       base_bytes: kept outside of blocks.
-      plain_bytes: kept without remat, by the whole function.
       rates: of the chip.
+      program: the function, without what it closes over.
+      shards: among how many devices its values are divided.
 
     Bytes and seconds are those of one device.
     """
@@ -100,8 +101,14 @@ class Problem:
     free: dict[str, tuple[bool, ...]]
     scans: dict[str, int]
     base_bytes: int
-    plain_bytes: int
     rates: Rates
+    program: Program
+    shards: int = 1
+
+    @functools.cached_property
+    def plain_bytes(self) -> int:
+        """Kept without remat, by the whole function; differentiates it, which takes seconds where it is long."""
+        return self.program.kept_bytes(self.program) // self.shards
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,7 +171,6 @@ def pose(program: Program, rates: Rates, shards: int = 1) -> Problem:
             values = candidates(captured[block.key, flags[name]], block.free, rates, 1 if block.local else shards)
             groups.append(Group(candidates=values, times=block.times))
         group_of[name] = at[key]
-    plain_bytes = program.kept_bytes(program)
     inputs = sum(g.runs * g.candidates.kept_bytes(g.candidates.least) for g in groups)
     return Problem(
         groups=tuple(groups),
@@ -172,8 +178,9 @@ def pose(program: Program, rates: Rates, shards: int = 1) -> Problem:
         free={name: block.free for name, block in found.items()},
         scans=_scans(program),
         base_bytes=max(0, around // shards - inputs),
-        plain_bytes=plain_bytes // shards,
         rates=rates,
+        program=dataclasses.replace(program, consts=()),
+        shards=shards,
     )
 
 
