@@ -115,7 +115,7 @@ def test_a_solution_is_a_policy_and_the_names_to_paste():
     source, _, pasted = line.partition(": ")
     assert source.rpartition(":")[0].endswith("test_solutions.py") and not policy.offload
     # What is kept is the outer tanh: as many products less as the inner, and fewer bytes. A name on it keeps nothing.
-    assert [value.op for value in solution.values if value.fate == "keep"] == ["argument", "tanh"]
+    assert {value.op for value in solution.values if value.fate == "keep"} == {"argument", "tanh"}
     assert pasted == f"checkpoint_name(<dot_general>, {name!r})"
     # With the line pasted the policy keeps what was chosen, and needs nothing of this package.
     named = checkpoint(lambda x, w: _block(x, w, lambda h: checkpoint_name(h, name)), policy, scanned=True)
