@@ -92,6 +92,10 @@ class Search:
         return (found.price if found else 0.0) * (1 + 1e-6)
 
     @property
+    def over(self) -> list[Assignment]:
+        return [t.assignment for t in self.trials if t.peak_bytes > self.budget_bytes]
+
+    @property
     def fitting(self) -> list[Trial]:
         return [t for t in self.trials if t.peak_bytes <= self.budget_bytes]
 
@@ -162,10 +166,9 @@ class Search:
     def cheaper(self, price: float, hopes: Sequence[float]) -> Assignment | None:
         """What is cheaper than a price, runs other things again than what was too large, and is hardly too large."""
         least_error = min(t.peak_bytes - t.assignment.total_bytes for t in self.trials)
-        over = [t.assignment for t in self.trials if t.peak_bytes > self.budget_bytes]
         for more in hopes:
             room = (1 - _MARGIN + more) * self.budget_bytes - least_error
-            found = assign(self.problem, room, objective=self.objective, offload=self.offload, unlike=over)
+            found = assign(self.problem, room, objective=self.objective, offload=self.offload, unlike=self.over)
             if found is not None and found.price < price:
                 return found
         return None
@@ -173,8 +176,7 @@ class Search:
     def rival(self, trial: Trial) -> Trial | None:
         """What is as cheap as a choice that was just too large: bytes of the model are not exact to a per cent."""
         room = trial.assignment.total_bytes + (_NEAR - 1) * self.budget_bytes
-        over = [t.assignment for t in self.trials if t.peak_bytes > self.budget_bytes]
-        found = assign(self.problem, room, objective=self.objective, offload=self.offload, without=over)
+        found = assign(self.problem, room, objective=self.objective, offload=self.offload, without=self.over)
         # One compile stays for what is smaller by the model.
         if found is None or self.attempts >= self.max_compiles - 1 or self.known(found) is not None:
             return None

@@ -122,6 +122,7 @@ class _Program:
         fates = 2 if limits.offload else 1
         sizes = [fates * len(g.candidates.values) + len(g.candidates.equations) for g in groups]
         self.starts = 1 + np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(int)
+        self.runs = [s + fates * len(g.candidates.values) for g, s in zip(groups, self.starts, strict=True)]
         self.count = 1 + sum(sizes)
         self.cost, self.upper, self.floor = np.zeros(self.count), np.ones(self.count), np.zeros(self.count)
         self.integral = np.zeros(self.count)
@@ -129,9 +130,8 @@ class _Program:
         self.upper[0], self.floor[0] = np.inf, limits.outside_bytes / self.unit
         self.rows, self.columns, self.data, self.lower = [], [], [], []
         budget_row = [(0, 1.0)] if limits.working else []
-        for group, start, weight in zip(groups, self.starts, weights, strict=True):
+        for group, start, runs, weight in zip(groups, self.starts, self.runs, weights, strict=True):
             c, n = group.candidates, len(group.candidates.values)
-            runs = start + fates * n
             self.integral[start:runs] = 1
             self.cost[start : start + n] = group.runs * (weight.keep + limits.byte_price * c.value_bytes)
             if limits.offload:
@@ -174,7 +174,7 @@ class _Program:
 
     def _forbid_runs(self, choices: Sequence[Choice], weights: Sequence[Weights]) -> None:
         row, again = [], 0
-        for group, start, choice, weight in zip(self.groups, self._runs(), choices, weights, strict=True):
+        for group, start, choice, weight in zip(self.groups, self.runs, choices, weights, strict=True):
             runs = group.candidates.recomputed(choice)
             for e in np.flatnonzero(heavy(weight)):
                 again += runs[e]
@@ -183,7 +183,7 @@ class _Program:
 
     def _run_only_what_is_read(self) -> None:
         """No cost keeps an equation from running for nothing where that makes a choice differ from another."""
-        for group, start, runs in zip(self.groups, self.starts, self._runs(), strict=True):
+        for group, start, runs in zip(self.groups, self.starts, self.runs, strict=True):
             c = group.candidates
             readers = [[e for e, reads in enumerate(c.reads) if v in reads] for v in range(len(c.values))]
             for e in range(len(c.equations)):
@@ -201,11 +201,6 @@ class _Program:
         if self.limits.offload:
             columns += [start + len(c.values) + v for v in values]
         return [(column, -1.0) for column in columns]
-
-    def _runs(self) -> list[int]:
-        """Per group, where the variables of its equations start."""
-        fates = 2 if self.limits.offload else 1
-        return [s + fates * len(g.candidates.values) for g, s in zip(self.groups, self.starts, strict=True)]
 
     def _require(self, row, lower: float) -> None:
         number = len(self.lower)
