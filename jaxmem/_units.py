@@ -1,4 +1,26 @@
-"""Bytes and FLOPs as people read them; used in messages and by the renderers."""
+"""Bytes and FLOPs as people read them, and sizes as compilers, allocators and the kernel write them."""
+
+import math
+import re
+
+SIZE = r"(-?\d{1,20}(?:\.\d{1,6})?) ?(bytes|[KMGTPE]i?B|[KMGTPEk]B?|B)?(?![A-Za-z])"
+"""A number and its unit, as two groups of a pattern."""
+
+_POWERS = {"K": 1, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+
+
+def size_in(match: re.Match, group: int = 1) -> int | None:
+    """Bytes of a `SIZE`; every prefix is a power of 1024, as in all the programs read here. None where out of range.
+
+    >>> [size_in(re.match(SIZE, text)) for text in ("15.75G", "15.75GiB of memory", "4096kB", "12", "-2.5G")]
+    [16911433728, 16911433728, 4194304, 12, None]
+    """
+    number, unit = match[group], match[group + 1]
+    power = 0 if unit in (None, "B", "bytes") else _POWERS[unit[0]]
+    value = float(number) * 1024**power
+    if not math.isfinite(value) or not 0 <= value < 2**63:
+        return None
+    return int(number) if power == 0 and number.isascii() and number.isdigit() else round(value)
 
 
 def format_bytes(value: int | None) -> str:

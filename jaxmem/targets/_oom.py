@@ -3,12 +3,13 @@
 import dataclasses
 import re
 
-_UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SIZE = r"([0-9]+(?:\.[0-9]+)?)([BKMGT]?)(?:i?B)?"
-# Of libtpu 0.0.5x, and of older ones and XLA's own.
+from jaxmem._units import SIZE, size_in
+
+# Of libtpu 0.0.5x, of older ones and XLA's own, and of one that does not try.
 _PATTERNS = (
-    re.compile(r"total memory required[^()]{0,80}\(" + _SIZE + r"\) exceeds available \w+ \(" + _SIZE + r"\)"),
-    re.compile(r"[Uu]sed " + _SIZE + r" of " + _SIZE + r" hbm"),
+    re.compile(rf"total memory required[^()]{{0,80}}\({SIZE}\) exceeds available \w+ \({SIZE}\)"),
+    re.compile(rf"[Uu]sed {SIZE} of {SIZE} hbm"),
+    re.compile(rf"unlikely to have enough [\w ]{{0,20}}memory\. Requires {SIZE}, has {SIZE} available"),
 )
 
 
@@ -31,12 +32,10 @@ def compile_oom(text: str) -> CompileOom | None:
     >>> compile_oom("INVALID_ARGUMENT: no such option")
     """
     head = text[:20_000]  # the verdict comes first; lists of buffers follow
-    if "RESOURCE_EXHAUSTED" not in head and "CompileTimeHbmOom" not in head:
+    if not any(words in head for words in ("RESOURCE_EXHAUSTED", "CompileTimeHbmOom", "Aborting compilation early")):
         return None
     for pattern in _PATTERNS:
         found = pattern.search(head)
         if found:
-            number, unit, limit, limit_unit = found.groups()
-            needed, available = (round(float(n) * _UNITS[u]) for n, u in ((number, unit), (limit, limit_unit)))
-            return CompileOom(needed_bytes=needed, available_bytes=available, text=text)
+            return CompileOom(needed_bytes=size_in(found), available_bytes=size_in(found, 3), text=text)
     return CompileOom(needed_bytes=None, available_bytes=None, text=text)

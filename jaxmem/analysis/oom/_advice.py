@@ -1,16 +1,19 @@
 """What to try first, and what it would save, from the evidence that a text holds."""
 
-import math
+import collections
 import re
 from collections.abc import Iterable, Sequence
 
 from jaxmem._units import format_bytes
+from jaxmem.analysis.oom._buffers import CHUNKS
 from jaxmem.analysis.oom._records import OomAdvice, OomBuffer, OomExplanation
 
 _SHAPE = re.compile(r"^(\w{1,12})\[([\d,]{0,200})\]$")
 _VOCABULARY = 16_384  # a last dimension this large, in float32, is most likely one of logits
 _WORTH = 0.02  # share of the listed bytes below which advice is not worth a line
 _FEW = 0.1  # share of the bytes below which what may be activations cannot be the cause
+_SMALL = 0.02  # share of the memory below which a request, or a program, cannot have filled it
+_SMALLEST = 2**32  # memory of an accelerator, where the text does not say
 _MOST_STEPS = 64
 _DEFAULT_SHARE, _MOST_SHARE = 0.75, 0.95  # of a GPU's memory, in JAX's pool
 
@@ -23,11 +26,13 @@ def advise(said: OomExplanation) -> tuple[OomAdvice, ...]:
         return tuple(_host(said))
     if said.kind in ("gpu_driver", "gpu_library", "gpu_graph"):
         return tuple(_outside_the_pool(said))
-    found = [*_logits(said), *_activations(said), *_padding(said), *_arguments(said), *_pool(said)]
-    if not found or _perhaps_activations(said):
+    elsewhere = [*_fragmented(said), *_held_elsewhere(said)]
+    if said.when == "run" and _is_small(said):
+        return (*elsewhere, *_share(said))
+    found = [*_logits(said), *_activations(said), *_padding(said), *_arguments(said)]
+    if not (found or elsewhere) or _perhaps_activations(said):
         found.append(_look(said))
-    found += _share(said)
-    return tuple(sorted(found, key=lambda advice: -(advice.saves_bytes or 0)))
+    return (*elsewhere, *sorted(found, key=lambda advice: -(advice.saves_bytes or 0)), *_share(said))
 
 
 def _logits(said: OomExplanation) -> Iterable[OomAdvice]:
@@ -58,13 +63,15 @@ def _activations(said: OomExplanation) -> Iterable[OomAdvice]:
             saves_bytes=_sum(many) - max(b.size_bytes for b in many),  # the input of each block stays
             because=f"values of the differentiated pass{' stacked by a loop' if looped else ''}: {_named(many)}",
         )
-    steps = _steps_for(said.missing_bytes, total)
-    yield OomAdvice(
-        title=f"cut the batch into {steps} micro-batches",
-        how=f"Set accumulation_steps={steps}: activations shrink by that factor and one accumulator is added.",
-        saves_bytes=total - total // steps,
-        because=f"{format_bytes(total)} of the listed buffers grow with the batch",
-    )
+    rows = _rows(found)
+    if steps := _steps(said, total, rows):
+        of_rows = f", of {rows} rows as their shapes say" if rows else ""
+        yield OomAdvice(
+            title=f"cut the batch into {steps} micro-batches",
+            how=f"Set accumulation_steps={steps}: activations shrink by that factor and one accumulator is added.",
+            saves_bytes=total - total // steps,
+            because=f"{format_bytes(total)} of the listed buffers grow with the batch{of_rows}",
+        )
     wide = [b for b in found if b.shape.startswith("f32[")]
     if wide:
         yield OomAdvice(
@@ -73,6 +80,32 @@ def _activations(said: OomExplanation) -> Iterable[OomAdvice]:
             saves_bytes=_sum(wide) // 2,
             because=f"float32 activations: {_named(wide)}",
         )
+
+
+def _rows(activations: Sequence[OomBuffer]) -> int | None:
+    """Rows of the batch on a device: the first size of most bytes, behind the one that a loop stacks."""
+    sizes: collections.Counter[int] = collections.Counter()
+    for buffer in activations:
+        if match := _SHAPE.match(buffer.shape):
+            shape = [int(size) for size in match[2].split(",") if size]
+            stacked = "while" in buffer.op_name and len(shape) > 3
+            if len(shape) > 1 and shape[stacked]:
+                sizes[shape[stacked]] += buffer.size_bytes
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def _steps(said: OomExplanation, listed: int, rows: int | None) -> int | None:
+    """The least number of micro-batches that saves what is missing, at most one a row; None for a single row.
+
+    Where the listed activations are fewer than that, the list is partial, and all temporaries are taken for them.
+    """
+    missing = said.missing_bytes or 0
+    temporaries = next((fact.size_bytes for fact in said.facts if fact.name == "temporaries"), 0)
+    whole = next((size for size in (listed, temporaries) if size > missing), None)
+    needed = _MOST_STEPS if whole is None else max(whole / (whole - missing), 2)
+    choices = [2**i for i in range(1, 7)] if rows is None else [k for k in range(2, rows + 1) if rows % k == 0]
+    choices = [k for k in choices if k <= _MOST_STEPS]
+    return next((k for k in choices if k >= needed), choices[-1] if choices else None)
 
 
 def _padding(said: OomExplanation) -> Iterable[OomAdvice]:
@@ -88,7 +121,7 @@ def _padding(said: OomExplanation) -> Iterable[OomAdvice]:
 
 
 def _arguments(said: OomExplanation) -> Iterable[OomAdvice]:
-    facts = {fact.name: fact for fact in reversed(said.facts)}
+    facts = {fact.name: fact for fact in said.facts}
     argument, total = facts.get("arguments"), facts.get("total") or facts.get("used")
     if argument is None or total is None or argument.size_bytes < 0.4 * total.size_bytes:
         return
@@ -103,22 +136,53 @@ def _arguments(said: OomExplanation) -> Iterable[OomAdvice]:
     )
 
 
-def _pool(said: OomExplanation) -> Iterable[OomAdvice]:
+def _is_small(said: OomExplanation) -> bool:
+    """Whether neither the request nor the program that made it can have filled the memory."""
+    sizes = {fact.name: fact.size_bytes for fact in said.facts}
+    program = max(said.requested_bytes or 0, sizes.get("total", 0), sizes.get("temporaries", 0))
+    whole = max(said.limit_bytes or 0, said.used_bytes or 0) or _SMALLEST
+    return said.requested_bytes is not None and program < _SMALL * whole
+
+
+def _held_elsewhere(said: OomExplanation) -> Iterable[OomAdvice]:
     if said.kind == "tpu_load":
         yield OomAdvice(
             title="free device arrays before this program is loaded",
             how="Delete arrays, or drop compiled functions, that are no longer used; jax.live_arrays() lists them.",
             because=f"the program has to find its memory in one piece (line {said.line})",
         )
-    if said.kind != "gpu_bfc":
-        return
-    if said.requested_bytes is not None and said.free_bytes is not None and said.requested_bytes <= said.free_bytes:
+    elif said.when == "run" and _is_small(said):
+        how = "jax.live_arrays() lists what this process holds: delete what is no longer used, and keep one state."
+        if said.backend == "gpu":
+            how += " See with nvidia-smi that no other process holds memory; where one must, set "
+            how += "XLA_PYTHON_CLIENT_PREALLOCATE=false, or a lower XLA_PYTHON_CLIENT_MEM_FRACTION, in both."
         yield OomAdvice(
-            title="the pool is fragmented",
-            how="Set XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async (or platform, slower) before JAX starts.",
-            because=f"{format_bytes(said.free_bytes)} are free, but not in one piece for "
-            f"{format_bytes(said.requested_bytes)} (line {said.line})",
+            title="free what else holds the memory",
+            how=how,
+            because=f"only {format_bytes(said.requested_bytes)} were asked for (line {said.line}): "
+            "the memory was full before",
         )
+
+
+def _fragmented(said: OomExplanation) -> Iterable[OomAdvice]:
+    """Enough is free, but not in one piece: as the text says, or as the request shows."""
+    largest = next((fact for fact in said.facts if fact.name == "largest_free"), None)
+    if said.requested_bytes is None or said.free_bytes is None or said.requested_bytes > said.free_bytes:
+        return
+    if largest is not None and largest.size_bytes >= said.requested_bytes:
+        return
+    if said.backend == "gpu":
+        how = "Set XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async (or platform, slower) before JAX starts."
+    else:
+        how = "Allocate what stays first, and donate what is replaced, so that no new array is made beside an old one; "
+        how += "delete and restore the state (jax.clear_caches() drops loaded programs) to begin with one free piece."
+    piece = f"; the largest piece is {format_bytes(largest.size_bytes)}" if largest else ""
+    yield OomAdvice(
+        title="the pool is fragmented" if said.backend == "gpu" else "the memory is fragmented",
+        how=how,
+        because=f"{format_bytes(said.free_bytes)} are free, but not in one piece for "
+        f"{format_bytes(said.requested_bytes)}{piece} (line {said.line})",
+    )
 
 
 def _share(said: OomExplanation) -> Iterable[OomAdvice]:
@@ -165,7 +229,10 @@ def _outside_the_pool(said: OomExplanation) -> Iterable[OomAdvice]:
 
 
 def _on_chip(said: OomExplanation) -> Iterable[OomAdvice]:
-    where = f"{format_bytes(said.requested_bytes)} wanted, {format_bytes(said.limit_bytes)} there (line {said.line})"
+    wanted = said.requested_bytes if said.requested_bytes is not None else said.used_bytes
+    where = f"the text does not say how much (line {said.line})"
+    if wanted is not None and said.limit_bytes is not None:
+        where = f"{format_bytes(wanted)} wanted, {format_bytes(said.limit_bytes)} there (line {said.line})"
     if said.memory == "smem":
         how = "SMEM is for scalars: move the array to VMEM or HBM (memory_space of its BlockSpec or scratch shape)."
     else:
@@ -174,29 +241,36 @@ def _on_chip(said: OomExplanation) -> Iterable[OomAdvice]:
     yield OomAdvice(title=f"make the kernel need less {said.memory}", how=how, because=where)
 
 
+_HOST = {
+    "cpu_xla": (
+        "make the program need less",
+        "Try accumulation_steps=2 or more, remat='full' or precision='bfloat16'; `jaxmem compare --target cpu` "
+        "shows the bytes of each before anything runs.",
+        "the program's buffers on the CPU come from host memory",
+    ),
+    "nccl_shm": (
+        "give the container more shared memory",
+        "Start it with --shm-size=1g or more (docker), or mount an emptyDir of medium Memory at /dev/shm (Kubernetes).",
+        "NCCL could not make its segment in /dev/shm",
+    ),
+    "pinned": (
+        "pin less of the host's memory, or allow more",
+        "Offload less, or in smaller arrays. Raise what may be pinned: XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB for JAX's "
+        "pool, `ulimit -l unlimited` and the container's memory for the system; under WSL half of the RAM is the most.",
+        "the driver could not pin host memory; the device's own is not what ran out",
+    ),
+}
+_PLAIN_HOST = (
+    "hold less in the host's memory",
+    "Stream the data set (memory-map or read in parts), use fewer or smaller data workers, and restore checkpoints "
+    "straight to their shards; or ask for more memory for the job.",
+    "host memory ran out, not the accelerator's",
+)
+
+
 def _host(said: OomExplanation) -> Iterable[OomAdvice]:
-    if said.kind == "cpu_xla":
-        yield OomAdvice(
-            title="make the program need less",
-            how="Try accumulation_steps=2 or more, remat='full' or precision='bfloat16'; `jaxmem compare --target cpu` "
-            "shows the bytes of each before anything runs.",
-            because=f"the program's buffers on the CPU come from host memory (line {said.line})",
-        )
-        return
-    if said.kind == "nccl_shm":
-        yield OomAdvice(
-            title="give the container more shared memory",
-            how="Start it with --shm-size=1g or more (docker), or mount an emptyDir of medium Memory at /dev/shm "
-            "(Kubernetes).",
-            because=f"NCCL could not make its segment in /dev/shm (line {said.line})",
-        )
-        return
-    yield OomAdvice(
-        title="hold less in the host's memory",
-        how="Stream the data set (memory-map or read in parts), use fewer or smaller data workers, and restore "
-        "checkpoints straight to their shards; or ask for more memory for the job.",
-        because=f"host memory ran out, not the accelerator's (line {said.line})",
-    )
+    title, how, because = _HOST.get(said.kind, _PLAIN_HOST)
+    yield OomAdvice(title=title, how=how, because=f"{because} (line {said.line})")
 
 
 def _look(said: OomExplanation) -> OomAdvice:
@@ -227,14 +301,15 @@ def _perhaps_activations(said: OomExplanation) -> bool:
     """Whether activations may have filled the device's memory, for all that the text says, and it lists none."""
     if said.backend != "gpu" and said.kind != "tpu_run":
         return False
-    sizes = {fact.name: fact.size_bytes for fact in reversed(said.facts)}
+    sizes = {fact.name: fact.size_bytes for fact in said.facts}
     whole = max(sizes.get("total", 0), said.requested_bytes or 0)
     if sizes.get("temporaries", whole) < _FEW * whole:
         return False
-    if not said.buffers:
+    listed = [b for b in said.buffers if b.allocation != CHUNKS]
+    if not listed:
         return True
-    nameless = [b for b in said.buffers if not b.op_name and not _is_argument(b)]
-    return not any(_is_activation(b) for b in said.buffers) and _sum(nameless) >= _FEW * _sum(said.buffers)
+    nameless = [b for b in listed if not b.op_name and not _is_argument(b)]
+    return not any(_is_activation(b) for b in listed) and _sum(nameless) >= _FEW * _sum(listed)
 
 
 def _is_logits(buffer: OomBuffer) -> bool:
@@ -251,14 +326,6 @@ def _is_activation(buffer: OomBuffer) -> bool:
 
 def _is_argument(buffer: OomBuffer) -> bool:
     return buffer.allocation.lower().startswith(("argument", "parameter"))
-
-
-def _steps_for(missing: int | None, activations: int) -> int:
-    """The least power of two that saves `missing`; 2 where that is unknown."""
-    if missing is None or missing >= activations:
-        return 2 if missing is None else _MOST_STEPS
-    needed = activations / (activations - missing)
-    return min(max(2 ** math.ceil(math.log2(needed)), 2), _MOST_STEPS)
 
 
 def _sum(buffers: Sequence[OomBuffer]) -> int:

@@ -1,15 +1,19 @@
-"""The lists of the largest buffers: those of the TPU compiler, and of XLA's buffer assignment on GPU."""
+"""The lists of the largest buffers: of the TPU compiler, of XLA's buffer assignment, and of a GPU's allocator."""
 
 import re
 from collections.abc import Sequence
 
+from jaxmem._units import SIZE, size_in
 from jaxmem.analysis.attribution import parse_scope
+from jaxmem.analysis.oom._lines import Line
 from jaxmem.analysis.oom._records import OomBuffer
-from jaxmem.analysis.oom._sizes import parse_size
 
 MOST_BUFFERS = 100
+CHUNKS = "chunks of the pool"
+"""The allocation of what a GPU's allocator lists: all that JAX holds, not the program's buffers."""
 
-_START = re.compile(r"(?:\b\d{1,4}\. |\s)Size: {1,4}(\S{1,30})")
+_START = re.compile(r"\s*(?:\d{1,4}\.\s{1,4})?Size: {1,4}(\S{1,30})")
+_CHUNKS = re.compile(rf"\b(\d{{1,9}}) Chunks of size (\d{{1,19}}) totalling {SIZE}")
 _ON_CHIP = re.compile(
     r"\[shape = '(\w{1,12}\[[\d,]{0,200}\])[^']{0,100}', space=\w{1,10}, "
     r"size = (0x[0-9a-f]{1,15}).{0,40}?tag = '([^']{1,60})'"
@@ -26,9 +30,10 @@ _KEYS = {
 }
 
 
-def buffers_in(lines: Sequence[tuple[int, str]]) -> tuple[OomBuffer, ...]:
-    """The buffers that `lines`, pairs of number and text, list; largest first, at most `MOST_BUFFERS`."""
+def buffers_in(lines: Sequence[Line]) -> tuple[OomBuffer, ...]:
+    """The buffers that `lines` list; largest first, at most `MOST_BUFFERS`."""
     found: list[OomBuffer] = []
+    chunks: list[OomBuffer] = []
     current: dict[str, str] = {}
     at = 0
 
@@ -37,11 +42,14 @@ def buffers_in(lines: Sequence[tuple[int, str]]) -> tuple[OomBuffer, ...]:
             found.append(buffer)
         current.clear()
 
-    for line_number, line in lines:
+    for line_number, _, line, _ in lines:
+        if (match := _CHUNKS.search(line)) and (size := size_in(match, 3)):
+            label = f"{match[1]} of {match[2]} bytes"
+            chunks.append(OomBuffer(size_bytes=size, label=label, allocation=CHUNKS, line=line_number))
         if len(found) < MOST_BUFFERS and (match := _ON_CHIP.search(line)):
             size = int(match[2], 16)
             found.append(OomBuffer(size_bytes=size, shape=match[1], allocation=match[3], line=line_number))
-        if match := _START.search(line):
+        if match := _START.match(line):
             close()
             at, current["size"] = line_number, match[1]
         elif "=====" in line:
@@ -54,14 +62,13 @@ def buffers_in(lines: Sequence[tuple[int, str]]) -> tuple[OomBuffer, ...]:
         if "Entry Parameter" in line:
             current["allocation"] = "argument"
     close()
-    return tuple(sorted(found, key=lambda buffer: -buffer.size_bytes))
+    return tuple(sorted(found or chunks, key=lambda buffer: -buffer.size_bytes)[:MOST_BUFFERS])
 
 
 def _buffer(values: dict[str, str], line: int) -> OomBuffer | None:
-    size = parse_size(values["size"])
+    size, padding = (_size(values.get(key, "")) for key in ("size", "padding"))
     if not size:
         return None
-    padding = parse_size(values.get("padding", "")) or 0
     path = values.get("source_file", "").replace("\\", "/")
     source = f"{path.rpartition('/')[2]}:{values['source_line']}" if path and "source_line" in values else ""
     op_name = values.get("op_name", "")
@@ -79,6 +86,11 @@ def _buffer(values: dict[str, str], line: int) -> OomBuffer | None:
     )
 
 
+def _size(text: str) -> int:
+    match = re.match(SIZE, text)
+    return (size_in(match) or 0) if match else 0
+
+
 def layer_of(op_name: str) -> str:
     """The module path in a scope path, behind which older texts write the operation's parameters in brackets.
 
@@ -86,3 +98,18 @@ def layer_of(op_name: str) -> str:
     'GPT/mlp'
     """
     return parse_scope(op_name.partition("[")[0]).layer
+
+
+_PROGRAMS = re.compile(
+    r"HLO module: ([\w.<>\-]{1,200}?)[.]?(?:\s|$)"
+    r"|Error loading program '([^']{1,200})'"
+    r"|[Ee]xecut(?:ion of|ing|able) (?:module|program) '?(jit_[\w.]{1,200})"
+    r"|would exceed memory \(size=\d{1,20}\) :: .{0,500}?\] :: ([\w.]{1,200})"
+    r"|Kill(?:ed)? process \d{1,10} \(([^)]{1,64})\)"
+)
+
+
+def program_in(lines: Sequence[Line]) -> str:
+    """The program, or process, that the text names; "" where it names none."""
+    found = next((match for line in lines if (match := _PROGRAMS.search(line.text))), None)
+    return next(filter(None, found.groups()), "") if found else ""

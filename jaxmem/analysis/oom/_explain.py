@@ -6,21 +6,17 @@ import os
 from collections.abc import Sequence
 from typing import BinaryIO
 
-from jaxmem.analysis.oom import _gpu, _host, _tpu
+from jaxmem._units import format_bytes
 from jaxmem.analysis.oom._advice import advise
-from jaxmem.analysis.oom._buffers import buffers_in
-from jaxmem.analysis.oom._formats import size_in
+from jaxmem.analysis.oom._buffers import buffers_in, program_in
+from jaxmem.analysis.oom._events import Episode, Event, events_in, fatal
+from jaxmem.analysis.oom._lines import Line, lines_in, plain_file
+from jaxmem.analysis.oom._numbers import facts_in, statistics_in
 from jaxmem.analysis.oom._records import OomExplanation, OomFact
-from jaxmem.analysis.oom._stream import Found, find, pieces
 from jaxmem.analysis.oom._traceback import innermost_user_frame
 from jaxmem.errors import InputError
 
-_BY_BACKEND = {"tpu": _tpu, "gpu": _gpu, "cpu": _host, "host": _host}
-_HEADLINES = (*_tpu.HEADLINES, *_gpu.HEADLINES, *_host.HEADLINES)
-_NUMBERS = (*_tpu.NUMBERS, *_gpu.NUMBERS, *_host.NUMBERS)
-_LONGEST_LINE = 8192
-_MOST_LINES = 20_000
-_QUOTE = 200
+_BEFORE, _AFTER = 2**16, 2**20  # bytes read round a report: a traceback before, a dump after
 _SHORTLY = 50  # lines between the allocator's statistics and the error that they belong to
 
 
@@ -30,6 +26,9 @@ class NoOomFound(InputError):
 
 def explain_oom(text_or_path: str | bytes | os.PathLike | BinaryIO) -> OomExplanation:
     """Says what ran out of memory, by how much, because of which buffers, and what to try first.
+
+    Of several out-of-memories it is the one that ended the program. Prefixes of launchers and loggers are no hindrance,
+    and an allocator's warning that says itself that it is no failure is none.
 
     Args:
       text_or_path: the text itself; or an `os.PathLike`, or a str without a line break that names a file; or an
@@ -65,106 +64,93 @@ def _names_a_file(text: str) -> bool:
 
 
 def _explain(stream: BinaryIO, name) -> OomExplanation:
-    found = find(pieces(stream), _HEADLINES, _NUMBERS)
-    if found is None:
-        raise NoOomFound(
-            wanted="a text that reports an out-of-memory of JAX, XLA, CUDA, Python or the kernel",
-            got=f"none in {name}",
-            do="Give the log from the first error on, with stderr in it (command 2>&1 | tee log).",
-        )
-    return _read(found)
+    with plain_file(stream) as file:
+        events, harmless = events_in(file)
+        if not events:
+            warned = f", only {harmless} warning(s) that say that they are no failure" if harmless else ""
+            raise NoOomFound(
+                wanted="a text that reports an out-of-memory of JAX, XLA, CUDA, Python or the kernel",
+                got=f"none in {name}{warned}",
+                do="Give the log from the first error on, with stderr in it (command 2>&1 | tee log).",
+            )
+        return _read(fatal(events, file), harmless, file)
 
 
-def _read(found: Found) -> OomExplanation:
-    headline = found.headline
-    lines = _lines(found)
-    facts = _merged(_statistics_before(found), _facts(lines, _BY_BACKEND[headline.backend].NUMBERS))
-    said = {fact.name: fact.size_bytes for fact in reversed(facts)}  # the first of a name wins
+def _read(episode: Episode, harmless: int, file: BinaryIO) -> OomExplanation:
+    first, form = episode.first, episode.first.form
+    before, lines = _lines_round(episode, file)
+    facts = facts_in(lines)
+    if not any(fact.name in ("limit", "in_use") for fact in facts):
+        facts = _merged(statistics_in(before[-_SHORTLY:]), facts)
+    said = {fact.name: fact.size_bytes for fact in facts}
     limit, in_use = said.get("limit"), said.get("in_use")
     free = said.get("free", limit - in_use if limit is not None and in_use is not None and limit >= in_use else None)
     explanation = OomExplanation(
-        kind=headline.kind,
-        backend=headline.backend,
-        memory=found.memory,
-        when=headline.when,
+        kind=form.kind,
+        backend=form.backend,
+        memory=form.memory,
+        when=form.when,
         requested_bytes=said.get("requested"),
         used_bytes=said.get("used", in_use if in_use is not None else said.get("resident")),
         limit_bytes=limit,
         free_bytes=free,
-        program=_program(lines, _BY_BACKEND[headline.backend].PROGRAMS),
-        headline=found.text[:500],
-        line=found.line,
-        where=innermost_user_frame(found.before, found.after),
+        program=program_in(lines),
+        headline=first.line.text.strip()[:500],
+        line=first.line.number,
+        where=innermost_user_frame([line.text for line in before], [line.text for line in lines]),
         facts=facts,
         buffers=buffers_in(lines),
-        repeats=found.repeats,
-        others=found.others,
+        repeats=episode.repeats,
+        others=episode.others,
     )
-    explanation = dataclasses.replace(explanation, notes=_notes(explanation))
+    explanation = dataclasses.replace(explanation, notes=_notes(explanation, harmless))
     return dataclasses.replace(explanation, advice=advise(explanation))
 
 
-def _lines(found: Found) -> list[tuple[int, str]]:
-    """Numbered lines from the headline on; a JSON log's `\\n` within a string breaks a line too."""
-    return _numbered(found.after.split("\n", _MOST_LINES)[:_MOST_LINES], found.line)
+def _lines_round(episode: Episode, file: BinaryIO) -> tuple[list[Line], list[Line]]:
+    """The process's own lines before the first report, and from there to what follows the last one."""
+    first, last = episode.first, episode.last
+
+    def read(start: int, end: int, at: Event) -> list[Line]:
+        """Lines of these bytes, which end or begin at a report."""
+        file.seek(start)
+        data = file.read(max(end - start, 0))
+        number = at.line.number - (data.count(b"\n") if start < at.start else 0)
+        return [line for line in lines_in(data, number) if line.who in (first.line.who, "")]
+
+    before = read(max(episode.before, first.start - _BEFORE), first.start, first)
+    lines = read(first.start, min(first.start + _AFTER, episode.after), first)
+    if last.start > first.start + _AFTER:  # the allocator's dump is long, and its statistics end it
+        lines += read(max(last.start - _BEFORE, first.start + _AFTER), last.start, last)
+        lines += read(last.start, min(last.start + _AFTER, episode.after), last)
+    return before, lines
 
 
-def _numbered(texts: Sequence[str], first: int) -> list[tuple[int, str]]:
-    lines = []
-    for index, line in enumerate(texts):
-        parts = line.replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"').split("\n")
-        lines += [(first + index, part[:_LONGEST_LINE]) for part in parts[:_MOST_LINES]]
-    return lines[:_MOST_LINES]
+def _merged(before: Sequence[OomFact], facts: Sequence[OomFact]) -> tuple[OomFact, ...]:
+    """What was asked for first, then the allocator's statistics."""
+    requested = [fact for fact in facts if fact.name == "requested"]
+    return (*requested, *before, *[fact for fact in facts if fact not in requested])
 
 
-def _statistics_before(found: Found) -> tuple[OomFact, ...]:
-    """Limit and use of the GPU's pool from the lines before XLA's error; none where the allocator's own line is there.
-
-    That line comes before the statistics, XLA's error after them.
-    """
-    if found.headline.kind != "gpu_bfc" or found.headline.trigger == _gpu.ALLOCATOR:
-        return ()
-    texts = found.before[-_SHORTLY * _LONGEST_LINE :].rsplit("\n", _SHORTLY)[-_SHORTLY:]
-    lines = _numbered(texts, found.line - len(texts) + 1)
-    facts = _facts(lines[::-1], _gpu.STATISTICS)  # the last of them
-    return facts[::-1] if {"limit", "in_use"} <= {fact.name for fact in facts} else ()
-
-
-def _merged(before: tuple[OomFact, ...], after: tuple[OomFact, ...]) -> tuple[OomFact, ...]:
-    names = {fact.name for fact in before}
-    rest = [fact for fact in after if fact.name not in names]
-    return (*[fact for fact in rest if fact.name == "requested"], *before, *[f for f in rest if f.name != "requested"])
-
-
-def _facts(lines, numbers) -> tuple[OomFact, ...]:
-    facts: dict[str, OomFact] = {}
-    waiting = list(numbers)
-    for line_number, line in lines:
-        if not waiting:
-            break
-        for wanted in list(waiting):
-            match = wanted.pattern.search(line)
-            if match and (size := size_in(match)) is not None:
-                waiting.remove(wanted)
-                quote = line[max(match.start() - 20, 0) : match.end() + 40].strip()[:_QUOTE]
-                facts.setdefault(wanted.name, OomFact(name=wanted.name, size_bytes=size, line=line_number, quote=quote))
-    return tuple(facts.values())
-
-
-def _program(lines, patterns) -> str:
-    for _, line in lines:
-        for pattern in patterns:
-            if match := pattern.search(line):
-                return match[1]
-    return ""
-
-
-def _notes(said: OomExplanation) -> tuple[str, ...]:
+def _notes(said: OomExplanation, harmless: int) -> tuple[str, ...]:
     notes = []
-    if said.backend in ("tpu", "gpu") and said.memory == "hbm" and not said.buffers:
+    of_a_program = said.backend in ("tpu", "gpu") and said.memory == "hbm"
+    sizes = {fact.name: fact.size_bytes for fact in said.facts}
+    listed = sum(buffer.size_bytes for buffer in said.buffers)
+    whole = sizes.get("temporaries") or said.used_bytes or sizes.get("total") or 0
+    if asked := said.requested_buffer:
+        what = " of ".join(filter(None, (asked.shape, asked.layer or asked.op_name, asked.source)))
+        notes.append(f"The buffer of the size that was asked for is listed: {what or asked.label} (line {asked.line}).")
+    elif said.requested_bytes and said.requested_bytes == sizes.get("temporaries"):
+        notes.append("What was asked for is all of the program's temporary buffers in one piece.")
+    if of_a_program and not said.buffers:
         notes.append("The text lists no buffers: `jaxmem analyze` on the same step does, without the device.")
+    elif of_a_program and said.kind == "tpu_compile" and listed < whole / 2:
+        notes.append(f"The list is partial: its buffers hold {format_bytes(listed)} of {format_bytes(whole)}.")
     if said.kind == "killed":
         notes.append("A killed process, or exit code 137, is most often the host's memory; the text does not say.")
     if said.requested_bytes is None and said.used_bytes is None:
         notes.append("The text does not say how much was wanted.")
+    if harmless:
+        notes.append(f"Left out: {harmless} warning(s) that say themselves that they are no failure.")
     return tuple(notes)

@@ -71,7 +71,7 @@ class OomAdvice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OomExplanation:
-    """The first out-of-memory of a text.
+    """The out-of-memory that ended the program.
 
     Args:
       kind: name of the format that it was read as: "tpu_compile", "gpu_bfc", ...
@@ -119,9 +119,17 @@ class OomExplanation:
             return max(self.requested_bytes - available, 0)
         return None
 
+    @property
+    def requested_buffer(self) -> OomBuffer | None:
+        """The first listed buffer of the requested size, as closely as the text writes sizes."""
+        wanted = self.requested_bytes or 0
+        return next((b for b in self.buffers if abs(b.size_bytes - wanted) * 200 <= wanted), None)
+
     def to_dict(self) -> dict[str, Any]:
-        """All fields, and `missing_bytes`, as JSON values."""
-        return {**dataclasses.asdict(self), "missing_bytes": self.missing_bytes}
+        """All fields, `missing_bytes` and `requested_buffer`, as JSON values."""
+        asked = self.requested_buffer
+        more = {"missing_bytes": self.missing_bytes, "requested_buffer": asked and dataclasses.asdict(asked)}
+        return {**dataclasses.asdict(self), **more}
 
     def to_json(self) -> str:
         """`to_dict` as JSON text."""

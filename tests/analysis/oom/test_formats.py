@@ -34,7 +34,7 @@ EXPECTED = {
     "numpy": ("host", "host", "run", 1.31 * 2**40, None, None),
     "bad_alloc": ("host", "host", "run", None, None, None),
     "kernel": ("host", "host", "run", None, 30 * G, None),
-    "cgroup": ("host", "host", "run", None, 16736460 * K, None),
+    "cgroup": ("host", "host", "run", None, 16736460 * K, 16 * G),
     "slurm": ("host", "host", "run", None, None, None),
     "killed": ("host", "host", "run", None, None, None),
     "exit_137": ("host", "host", "run", None, None, None),
@@ -103,7 +103,7 @@ def test_the_on_chip_text_names_kernel_and_array():
 def test_two_different_reports_are_counted():
     text = (GOLDENS / "gpu_driver.txt").read_text() + (GOLDENS / "kernel.txt").read_text()
     said = explain_oom(text)
-    assert said.kind == "gpu_driver" and said.others == 1
+    assert said.kind == "kernel_kill" and said.others == 1
 
 
 @pytest.mark.parametrize(

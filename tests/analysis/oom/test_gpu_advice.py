@@ -48,8 +48,8 @@ def test_statistics_in_one_line_and_with_prefixes(prefix):
     assert (said.limit_bytes, said.used_bytes, said.missing_bytes) == (60 * G, 50 * G, 2.5 * G)
 
 
-def test_the_last_statistics_before_the_error_win_over_those_of_a_later_one():
-    said = explain_oom(log(in_use=1 * G).replace(ERROR.format("12.50GiB"), "") + log() + log("13.00GiB", 20 * G, 1 * G))
+def test_the_last_statistics_before_an_error_are_its_own_not_those_of_an_earlier_error():
+    said = explain_oom(log("13.00GiB", 20 * G, 1 * G) + log(in_use=1 * G).replace(ERROR.format("12.50GiB"), "") + log())
     assert (said.limit_bytes, said.used_bytes, said.others) == (60 * G, 50 * G, 1)
 
 

@@ -1,0 +1,278 @@
+"""The reports of an out-of-memory in a text of any size, and which of them ended the program.
+
+A report is found by fixed words, with `bytes.find`, so that Python's own loops run once a report and not once a line.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+from jaxmem.analysis.oom._lines import Line, lines_in
+from jaxmem.analysis.oom._numbers import requested_in
+from jaxmem.analysis.oom._records import Backend, MemoryName, When
+
+MOST_REPORTS = 1_000  # of a form in a piece, then those at its end; a log with more says nothing new
+_PIECE = 2**24
+_LEFT, _RIGHT = 512, 2048  # bytes of a line looked at round a form's words
+_RETRIED, _RAISED = 2, 3  # what an allocator warns of may be tried again; 1 is a process that only was killed
+
+# After "exit", "exited", "returned": a code or status of 137. Nothing is given back (`?+`), since whole logs of "exited
+# with code 1" have to pass quickly.
+_STATUS = (
+    r"(?:ed|s)?+(?: with)?+(?: exit| an exit| a)?+(?:[ _\-]?[Cc]ode|[ _\-]?[Ss]tatus)?+[\"']?+"
+    r" {0,8}+[:=]?+ {0,8}+\(?+(?<=[ =:(])137\b"
+    r"(?! (?:errors?|failures?|warnings?|tests?|problems?|issues?|items?|results?|rows?|values?)\b)"
+)
+_BREAK = re.compile(rb"[\r\n]|\\n")  # a JSON log has the last
+_NO_FAILURE = ("this is not a failure", "Suppressing OOM", "Suppressing scoped allocation OOM")
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How a report looks.
+
+    Args:
+      weight: how surely it ended the program.
+      trigger: words that every match holds; where they are not, nothing else is looked for.
+      pattern: what must match within a line. It is searched in megabytes of bytes and has to be fast on what nearly
+        matches: it begins with fixed words (what stands before them is asked for by a lookbehind after them), and
+        repeats nothing without a bound. A group `space` or `pool` tells the memory.
+    """
+
+    kind: str
+    backend: Backend
+    memory: MemoryName
+    when: When
+    weight: int
+    trigger: str
+    pattern: str
+
+
+def _forms(backend: Backend, memory: MemoryName, when: When, *rows: tuple[str, int, str, str]) -> tuple[Form, ...]:
+    return tuple(Form(kind, backend, memory, when, weight, words, regex) for kind, weight, words, regex in rows)
+
+
+FORMS = (
+    *_forms(
+        "tpu", "hbm", "compile",
+        ("tpu_compile", 3, "Ran out of memory in memory space",
+         r"Ran out of memory in memory space (?P<space>[a-z]{1,10})"),
+        ("tpu_compile", 3, "Ran out of memory on HBM", r"Ran out of memory on HBM, the total memory"),
+        ("tpu_compile", 3, "Aborting compilation early because",
+         r"Aborting compilation early because it's unlikely to have"),
+        ("tpu_scoped", 3, "Scoped allocation with size",
+         r"Scoped allocation with size [^ ]{1,20} and limit [^ ]{1,20} exceeded scoped (?P<space>\w{1,10})"),
+        ("tpu_scoped", 3, "would exceed memory (size=",
+         r"Allocation \(size=\d{1,20}\) would exceed memory \(size=\d{1,20}\)(?:.{0,400}?space=(?P<space>\w{1,10}))?"),
+    ),
+    *_forms(
+        "tpu", "hbm", "run",
+        ("tpu_run", 3, "Attempting to allocate", r"Attempting to allocate \d[^ ]{0,20}\. That was not possible"),
+        ("tpu_run", 3, "Could not allocate", r"Could not allocate \d{1,20} bytes in memory \w{1,40}HBM"),
+        ("tpu_load", 3, "Attempting to reserve", r"Attempting to reserve \d[^ ]{0,20} at the bottom of memory"),
+    ),
+    *_forms(
+        "gpu", "host", "run",
+        ("pinned", 2, "bytes on host", r"failed to alloc \d{1,20} bytes on host"),
+        ("pinned", 2, "pinned host memory of size", r"could not allocate pinned host memory of size"),
+        ("pinned", 3, "host memory", r"ailed to allocate \S{1,20} \(\d{1,20} bytes\) of (?:pinned )?host memory"),
+        ("pinned", 3, "pinned host staging", r"Failed to allocate a \d{1,20}-byte pinned host staging"),
+        ("pinned", 3, "for host offloading", r"Failed to allocate \d{1,20} bytes for host offloading"),
+        ("pinned", 3, "OOM in pinned host allocator", r"OOM in pinned host allocator"),
+    ),
+    *_forms(
+        "gpu", "hbm", "run",
+        ("gpu_bfc", 2, "ran out of memory trying",
+         r"Allocator \((?P<pool>[^)\n]{1,40})\) ran out of memory trying to allocate \d"),
+        ("gpu_bfc", 3, "ut of memory while trying to allocate", r"ut of memory while trying to allocate \d"),
+        ("gpu_bfc", 3, "Failed to allocate request for", r"Failed to allocate request for \d"),
+        ("gpu_graph", 3, "Underlying backend ran out of memory",
+         r"Underlying backend ran out of memory trying to instantiate"),
+        ("gpu_driver", 2, "CUDA_ERROR_OUT_OF_MEMORY", r"CUDA_ERROR_OUT_OF_MEMORY"),
+        ("gpu_driver", 2, "cuMemAllocAsync failed to allocate", r"cuMemAllocAsync failed to allocate \d"),
+        ("gpu_driver", 3, "cudaErrorMemoryAllocation", r"cudaErrorMemoryAllocation"),
+        ("gpu_driver", 3, "ErrorOutOfMemory", r"hipErrorOutOfMemory"),
+        ("gpu_library", 2, "scratch", r" to allocate (?<=(?:ailed|nable) to allocate )[\w\- ]{0,60}scratch"),
+        ("gpu_library", 3, "_STATUS_ALLOC_FAILED", r"_STATUS_ALLOC_FAILED(?<=[A-Z]_STATUS_ALLOC_FAILED)"),
+        ("gpu_library", 3, "CUDA out of memory", r"CUDA out of memory\. Tried to allocate"),
+        ("gpu_library", 3, "out of memory", r"Cuda failure[^'(\n]{0,20}['(]out of memory"),
+        ("gpu_library", 3, "CUDA error", r"CUDA error[ \d:]{0,8}['(]?out of memory"),
+        ("gpu_library", 3, "Failed to CUDA ", r"Failed to CUDA (?:c|m|host )alloc\b"),
+    ),
+    *_forms(
+        "cpu", "host", "run", ("cpu_xla", 3, "Out of memory allocating", r"Out of memory allocating \d{1,20} bytes")
+    ),
+    *_forms(
+        "host", "host", "run",
+        ("python_memory", 3, "Unable to allocate",
+         r"Unable to allocate \d[\d.]{0,20} ?\w{1,6} for an array with shape"),
+        ("python_memory", 3, "MemoryError",
+         r"MemoryError(?:(?<=^MemoryError)|(?<=[\s\].]MemoryError)|(?<=^_ArrayMemoryError)"
+         r"|(?<=[\s\].]_ArrayMemoryError))(?::|[ \t\r]{0,4}$)"),
+        ("python_memory", 3, "Cannot allocate memory", r"Errno 12\] Cannot allocate memory"),
+        ("cpp_memory", 3, "std::bad_alloc", r"std::bad_alloc"),
+        ("cpp_memory", 3, "Failed to malloc", r"Failed to malloc \d"),
+        ("kernel_cgroup", 3, "emory cgroup out of memory", r"emory cgroup out of memory"),
+        ("kernel_kill", 3, "ut of memory: Kill", r"ut of memory: Kill(?<!group out of memory: Kill)(?:ed)? process \d"),
+        ("kernel_kill", 3, "by the OOM killer", r"has been killed by the OOM killer"),
+        ("slurm", 3, "oom-kill event", r"oom-kill event"),
+        ("slurm", 3, "oom_kill event", r"oom_kill event"),
+        ("ray", 3, "node running low on memory", r"due to the node running low on memory"),
+        ("container", 3, "OOMKilled", r"OOMKilled(?<=\bOOMKilled)\b(?!\W{1,4}false)"),
+        ("nccl_shm", 3, "/dev/shm/nccl",
+         r"/dev/shm/nccl[\w\-]{0,60} to \d{1,20} bytes"
+         r"|/dev/shm/nccl[^\n]{0,200}(?:No space left on device|Cannot allocate memory)"),
+        # a shell's "line 3: 1234 Killed   python train.py", and a worker "killed by signal: Killed."
+        ("killed", 1, "Killed",
+         r"Killed(?:(?<=^Killed)|(?<=[\d:\])|F\-] Killed)|(?<=[:>\]]Killed))(?: {2,60}\S|\.?[ \t\r]{0,40}$)"),
+        ("killed", 1, "137", r"xit(?<=[Ee]xit)" + _STATUS),
+        ("killed", 1, "137", r"eturn(?<=[Rr]eturn)" + _STATUS),
+        ("killed", 1, "SIGKILL", r"Signals\.SIGKILL"),
+    ),
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event:
+    """A report: its form, the line that says it, and where in the text that is (`start` and `end` in bytes)."""
+
+    form: Form
+    line: Line
+    requested: int | None
+    start: int
+    end: int
+
+    @property
+    def weight(self) -> int:
+        """A logger's warning is less than the same words raised."""
+        return min(self.form.weight, _RETRIED) if self.line.is_warning else self.form.weight
+
+    def repeats(self, other: "Event") -> bool:
+        """Same memory, and the same request but for rounding: the allocator, XLA and Python each report it."""
+        one, two = self.requested, other.requested
+        if self.form.memory != other.form.memory:
+            return False
+        return one is None or two is None or abs(one - two) <= 0.02 * max(one, two)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Episode:
+    """The out-of-memory that ended the program.
+
+    Args:
+      first, last: its first report and its last.
+      before, after: where the text of other reports lies, which is not this one's.
+      repeats: its further reports; `others`: other out-of-memories of the text.
+    """
+
+    first: Event
+    last: Event
+    before: int
+    after: int
+    repeats: int
+    others: int
+
+
+def events_in(file: BinaryIO) -> tuple[list[Event], int]:
+    """The reports of `file`, in order, and the number of those that say themselves that they are no failure."""
+    compiled = [(form.trigger.encode(), re.compile(form.pattern.encode(), re.M), form) for form in FORMS]
+    found: list[Event] = []
+    harmless, base, number = 0, 0, 1
+    while data := file.read(_PIECE):
+        data += file.readline(_PIECE)  # cuts no line but one of megabytes
+        end = at = 0
+        for start, form in sorted(_matches(data, compiled), key=lambda match: match[0]):
+            if start < end:  # two matches in one line are one report
+                continue
+            number += data.count(b"\n", at, start)
+            at, end = start, _end(data, start)
+            event = _event(form, data, start, number, base)
+            if event is not None and any(words in event.line.text for words in _NO_FAILURE):
+                harmless += 1
+            elif event is not None:
+                found.append(event)
+        number += data.count(b"\n", at)
+        base += len(data)
+    return found, harmless
+
+
+def _matches(data: bytes, compiled) -> Iterator[tuple[int, Form]]:
+    for trigger, pattern, form in compiled:
+        if data.find(trigger) < 0:
+            continue
+        position, left = 0, MOST_REPORTS
+        while match := pattern.search(data, position):
+            yield match.start(), form
+            position, left = max(_end(data, match.start()), match.end()), left - 1
+            if not left:  # go on near the end
+                position = max(position, len(data) - 2**16)
+
+
+def _end(data: bytes, start: int) -> int:
+    found = _BREAK.search(data, start, start + _RIGHT)
+    return found.start() if found else min(start + _RIGHT, len(data))
+
+
+def _event(form: Form, data: bytes, at: int, number: int, base: int) -> Event | None:
+    """The report that a match at `at` begins; None where a byte that is no UTF-8 has become a letter."""
+    left = max(at - _LEFT, 0)
+    start = max([left, *(found.end() for found in _BREAK.finditer(data, left, at))])
+    end = _end(data, at)
+    line = next(iter(lines_in(data[start:end], number)))
+    match = re.search(form.pattern, line.text)
+    if match is None:
+        return None
+    found = match.groupdict()
+    space, pool = (found.get("space") or "").lower(), (found.get("pool") or "").lower()
+    kind, memory = form.kind, space if space in ("vmem", "smem") else form.memory
+    if "host" in pool or "cpu" in pool:  # the allocators of pinned and of plain host memory are of the same sort
+        kind, memory = "pinned" if "host" in pool else "cpu_xla", "host"
+    return Event(
+        form=dataclasses.replace(form, kind=kind, memory=memory),
+        line=line,
+        requested=requested_in(line.text[match.start() :]),
+        start=base + start,
+        end=base + end,
+    )
+
+
+def fatal(events: Sequence[Event], file: BinaryIO) -> Episode:
+    """The out-of-memory that ended the program.
+
+    Of what surely ended one, the last of the process that reported first: what came before it was caught, unless its
+    traceback leads to it. It begins with the first report of the same request.
+    """
+    heaviest = max(event.weight for event in events)
+    who = next(event.line.who for event in events if event.weight == heaviest)
+    own = [event for event in events if event.line.who == who]
+    last = max(index for index, event in enumerate(own) if event.weight == heaviest)
+    first = last
+    while first and (own[first - 1].repeats(own[last]) or _leads_to(own[first - 1], own[first], file)):
+        first -= 1
+        if not own[first].repeats(own[last]):
+            last = first
+    episode = own[first : last + 1]
+    same = [event for event in events if event.repeats(own[first])]
+    other: list[Event] = []
+    for event in events:
+        if not event.repeats(own[first]) and len(other) < 64 and not any(event.repeats(o) for o in other):
+            other.append(event)
+    return Episode(
+        first=episode[0],
+        last=episode[-1],
+        before=own[first - 1].end if first else 0,
+        after=next((event.start for event in own[last + 1 :] if not event.repeats(own[last])), 2**62),
+        repeats=len(same) - 1,
+        others=len(other),
+    )
+
+
+def _leads_to(one: Event, two: Event, file: BinaryIO) -> bool:
+    """Whether Python says that the second was raised because of, or while handling, the first."""
+    if one.weight < _RAISED or two.weight < _RAISED:
+        return False
+    start = max(one.end, two.start - 2**16)
+    file.seek(start)
+    between = file.read(max(two.start - start, 0))
+    return b"During handling of the above exception" in between or b"the direct cause of the following" in between
