@@ -1,33 +1,50 @@
 """Whose code a source file is: the user's, or that of JAX, its libraries and Python itself."""
 
 import functools
+import importlib.util
 import os
+import re
 import sysconfig
 
-_LIBRARIES = frozenset(("jax", "jaxlib", "flax", "optax", "orbax", "chex", "numpy", "jaxmem"))
+_LIBRARIES = frozenset(
+    "jax jaxlib flax optax orbax chex numpy jaxmem equinox haiku einops opt_einsum jaxtyping beartype typeguard".split()
+)
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
+_INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
+_PYTHON = re.compile(r"/lib(?:64)?/python\d\.\d+/")
+_NO_FILES = ("<frozen ", "<__array_function__", "<decorator-gen")  # "<string>" and "<ipython-input-…>" are the user's
 
 
 @functools.lru_cache(maxsize=4096)
 def is_library(path: str) -> bool:
-    """Whether a file belongs to JAX's libraries, jaxmem or Python; other installed packages may hold the user's model.
+    """Whether a file is code of JAX, a framework on it, jaxmem or Python, on this machine or another.
+
+    What else is installed is not: it may hold the user's own model, or the one that is trained.
 
     >>> import json, jax
     >>> is_library(jax.__file__), is_library(json.__file__), is_library("/home/me/train.py")
     (True, True, False)
+    >>> is_library("/env/lib/python3.9/site-packages/flax/core.py"), is_library("/env/site-packages/mymodel/net.py")
+    (True, False)
     """
-    if is_own(path) or path.startswith("<frozen "):
+    if is_own(path) or path.startswith(_NO_FILES):
         return True
-    for name in ("purelib", "platlib"):
-        root = sysconfig.get_path(name) + os.sep
-        if path.startswith(root):
-            return path[len(root) :].split(os.sep)[0] in _LIBRARIES
-    if _SITE_PACKAGES in path:
-        return path.rsplit(_SITE_PACKAGES, 1)[1].split(os.sep)[0] in _LIBRARIES
-    return path.startswith(sysconfig.get_path("stdlib") + os.sep)
+    plain = path.replace("\\", "/")
+    for root in ("purelib", "platlib"):
+        if path.startswith(sysconfig.get_path(root) + os.sep):
+            return plain[len(sysconfig.get_path(root)) + 1 :].split("/")[0] in _LIBRARIES
+    if found := _INSTALLED.match(plain):
+        return plain[found.end() :].split("/")[0] in _LIBRARIES
+    return bool(_PYTHON.search(plain)) or path.startswith((sysconfig.get_path("stdlib") + os.sep, *_roots()))
 
 
 def is_own(path: str) -> bool:
-    """Whether a file is part of jaxmem."""
+    """Whether a file is part of jaxmem; its examples are not."""
     return path.startswith(_PACKAGE)
+
+
+@functools.cache
+def _roots() -> tuple[str, ...]:
+    """Where the libraries of this machine lie, installed from a checkout too."""
+    specs = [importlib.util.find_spec(name) for name in sorted(_LIBRARIES)]
+    return tuple(place + os.sep for spec in specs if spec for place in spec.submodule_search_locations or ())

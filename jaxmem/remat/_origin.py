@@ -1,15 +1,13 @@
 """Where a value of a traced program comes from: its operation, name, module and source line."""
 
 import dataclasses
-import functools
-import os
 import re
-import sysconfig
 
 import jax.extend.core as jex
 from jax.extend import source_info_util
 
 from jaxmem._compat import called_jaxprs, checkpoint_name_of
+from jaxmem._source import is_library
 from jaxmem.remat._wrap import WATCH
 
 # Operations that hand a value on: what made it is further up.
@@ -17,6 +15,7 @@ _TRANSPARENT = frozenset({"device_put", "copy", "copy_p", "reduce_precision", "o
 # What transformations add to a name stack; the rest are modules and named scopes.
 _TRANSFORMS = re.compile(r"\b(jvp|transpose|vmap|linearize)\(")
 _CALLS = re.compile(r"([^/]+)\.call(?:/\1(?=/|$))?")
+_FRAME = re.compile(r"(.+?):(\d+)(?:[:\-][\d:\-]*)? \(")  # "FILE:LINE:COLUMN (FUNCTION)"
 _SCOPES = frozenset({"checkpoint", "rematted_computation", "while", "body", "cond", "closed_call"})
 
 
@@ -61,7 +60,7 @@ def _follow(jaxpr, var, name, outer, module, count) -> Origin:
         above, eqn, module_above, _ = outer[-1]
         index = jaxpr.invars.index(var)
         if eqn.primitive.name == "scan" and index in _carries(eqn, jaxpr):
-            return _carry(jaxpr, eqn, index, name, module, count)
+            return _carry(jaxpr, eqn, index, name, module, count, outer[:-1])
         # cond has its predicate in front of what the branches are given
         value = eqn.invars[index + len(eqn.invars) - len(jaxpr.invars)]
         if not isinstance(value, jex.Literal):
@@ -70,13 +69,15 @@ def _follow(jaxpr, var, name, outer, module, count) -> Origin:
     return _at(last, name, what, module, count, outer) if last is not None else Origin(name, what, module, "", count)
 
 
-def _carry(jaxpr, eqn, index, name, module, count) -> Origin:
+def _carry(jaxpr, eqn, index, name, module, count, outer) -> Origin:
     """The input of a scan's body: what made the output that becomes the next iteration's input."""
     output = jaxpr.outvars[_carries(eqn, jaxpr).index(index)]
     if output in _producers(jaxpr) and output is not jaxpr.invars[index]:
         made = _follow(jaxpr, output, None, (), module, count)  # within the body only: no way out
-        return dataclasses.replace(made, name=name, op=f"carry ({made.op})")
-    return _at(eqn, name, "carry", "", count, ())
+        file = made.source.rpartition(":")[0]
+        source = made.source if file and not is_library(file) else _line(eqn, outer)
+        return dataclasses.replace(made, name=name, op=f"carry ({made.op})", source=source)
+    return _at(eqn, name, "carry", "", count, outer)
 
 
 def _carries(eqn, body) -> list[int]:
@@ -99,9 +100,22 @@ def _called(eqn, index: int):
 
 
 def _at(eqn, name, op: str, module: str, count: int, outer) -> Origin:
-    """An equation as the origin; code that JAX traced once and keeps has no line, so that of its caller is taken."""
-    callers = (source_line(above) for _, above, *_ in reversed(outer))
-    return Origin(name, op, _join(module, _module(eqn)), source_line(eqn) or next(filter(None, callers), ""), count)
+    """An equation as the origin."""
+    return Origin(name, op, _join(module, _module(eqn)), _line(eqn, outer), count)
+
+
+def _line(eqn, outer) -> str:
+    """FILE:LINE of the innermost frame outside JAX and its libraries; where there is none, the innermost of all.
+
+    What JAX traced by itself, as a loop's body, and what it traced once and keeps has the frames of its callers too.
+    """
+    innermost: tuple[str, ...] = ()
+    for inner in (eqn, *(above for _, above, *_ in reversed(outer))):
+        for frame in _frames(inner):
+            if not is_library(frame[0]):
+                return ":".join(frame)
+            innermost = innermost or frame
+    return ":".join(innermost)
 
 
 def _producers(jaxpr) -> dict:
@@ -140,18 +154,8 @@ def _plain(path: str) -> str:
     return _CALLS.sub(r"\1", path)
 
 
-def source_line(eqn) -> str:
-    """FILE:LINE of the innermost frame in the user's own code; "" where there is none."""
+def _frames(eqn) -> list[tuple[str, str]]:
+    """Files and lines of an equation's Python frames, the innermost first."""
     frames = source_info_util.summarize(eqn.source_info, num_frames=64).splitlines()
-    for frame in reversed(frames):  # the innermost is last
-        path, _, rest = frame.rpartition(" (")[0].partition(".py:")
-        if rest and not _is_library(path):
-            return f"{path}.py:{rest.split(':')[0]}"
-    return ""
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_library(path: str) -> bool:
-    roots = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-    roots.append(os.path.dirname(os.path.dirname(__file__)))
-    return any(os.path.realpath(path).startswith(os.path.realpath(root) + os.sep) for root in roots)
+    found = (_FRAME.match(frame) for frame in reversed(frames))
+    return [(match[1], match[2]) for match in found if match]
