@@ -84,7 +84,7 @@ def sources_of_residuals(loss, *args):
 
 
 def sources_of_buffers(loss, *args):
-    text = jax.jit(jax.value_and_grad(loss)).lower(*args).compile().as_text()
+    text = jax.jit(jax.value_and_grad(loss)).lower(*args).compile().as_text() or ""
     frames = Frames(text)
     return {str(frames.of(line)) for line in re.findall(r"metadata=\{[^}]*\}", text)}
 

@@ -1,6 +1,6 @@
 """`jaxmem explain-oom`: what an out-of-memory text says, and what to try first."""
 
-import contextlib
+import pathlib
 import sys
 from typing import Annotated
 
@@ -25,20 +25,8 @@ def explain_oom(
     outputs.check(inputs=(log,))
     start_jax()  # nothing runs; the records' package imports it
     from jaxmem.analysis.oom import explain_oom as explain
-    from jaxmem.errors import InputError
 
-    with contextlib.ExitStack() as stack:
-        if log == STDOUT:
-            stream = sys.stdin.buffer
-        else:
-            try:
-                stream = stack.enter_context(open(log, "rb"))
-            except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or error
-                raise InputError(
-                    wanted=f"a log file at {log}", got=str(reason), do="Give its path, or - for stdin."
-                ) from None
-        said = explain(stream)
+    said = explain(sys.stdin.buffer if log == STDOUT else pathlib.Path(log))
     outputs.write(sys.stdout, {"--json": said.to_json})
     if not outputs.to_stdout:
         from rich.console import Console

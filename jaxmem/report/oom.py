@@ -15,7 +15,7 @@ _MEMORY = {
     "vmem": "on-chip memory (VMEM)",
     "smem": "on-chip memory (SMEM)",
 }
-_BACKEND = {"tpu": "TPU", "gpu": "GPU", "cpu": "CPU", "host": "host"}
+_BACKEND = {"tpu": "TPU out", "gpu": "GPU out", "cpu": "CPU out", "host": "Out"}
 _WHEN = {"compile": "at compile time", "run": "at run time"}
 
 
@@ -23,7 +23,7 @@ def render_oom(said: OomExplanation) -> Group:
     """The verdict, the numbers with the lines they are from, the largest buffers, and what to try."""
     parts = [
         Text.assemble(
-            (f"{_BACKEND[said.backend]} out of {_MEMORY[said.memory]} {_WHEN[said.when]}", "bold"),
+            (f"{_BACKEND[said.backend]} of {_MEMORY[said.memory]} {_WHEN[said.when]}", "bold"),
             f" - line {said.line}",
         ),
         Text(said.headline, style="dim"),
@@ -47,7 +47,7 @@ def render_oom(said: OomExplanation) -> Group:
         ]
     parts += [Text(f"! {note}", style="yellow") for note in said.notes]
     if said.others:
-        parts.append(Text(f"! {said.others} other out-of-memory report(s) follow in this log.", style="yellow"))
+        parts.append(Text(f"! {said.others} other out-of-memory report(s) stand in this log.", style="yellow"))
     return Group(*parts)
 
 

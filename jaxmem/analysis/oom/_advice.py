@@ -28,7 +28,7 @@ def advise(said: OomExplanation) -> tuple[OomAdvice, ...]:
         return tuple(_outside_the_pool(said))
     elsewhere = [*_fragmented(said), *_held_elsewhere(said)]
     if said.when == "run" and _is_small(said):
-        return (*elsewhere, *_share(said))
+        return tuple(elsewhere)
     found = [*_logits(said), *_activations(said), *_padding(said), *_arguments(said)]
     if not (found or elsewhere) or _perhaps_activations(said):
         found.append(_look(said))
@@ -214,10 +214,20 @@ def _most_gain(said: OomExplanation) -> int | None:
 
 
 def _outside_the_pool(said: OomExplanation) -> Iterable[OomAdvice]:
+    if said.kind == "gpu_driver":
+        yield OomAdvice(
+            title="see which other process holds the GPU's memory",
+            how="nvidia-smi lists them: end what is left over; to share the GPU set XLA_PYTHON_CLIENT_MEM_FRACTION in "
+            "each so that they add up to less than 0.95, or XLA_PYTHON_CLIENT_PREALLOCATE=false.",
+            because=f"the driver had less than the {format_bytes(said.requested_bytes)} that JAX's pool asked it for "
+            f"(line {said.line})"
+            if said.requested_bytes
+            else f"the driver had no memory left (line {said.line})",
+        )
     yield OomAdvice(
         title="leave more of the GPU to what allocates outside JAX's pool",
         how="Set XLA_PYTHON_CLIENT_MEM_FRACTION lower than its 0.75, or XLA_PYTHON_CLIENT_PREALLOCATE=false, before "
-        "JAX starts; see with nvidia-smi that no other process holds memory.",
+        "JAX starts.",
         because=f"the CUDA driver or a library asked for the memory, not XLA's allocator (line {said.line})",
     )
     if said.kind == "gpu_graph":

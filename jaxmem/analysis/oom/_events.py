@@ -34,7 +34,6 @@ class Form:
 
     Args:
       weight: how surely it ended the program.
-      trigger: words that every match holds; where they are not, nothing else is looked for.
       pattern: what must match within a line. It is searched in megabytes of bytes and has to be fast on what nearly
         matches: it begins with fixed words (what stands before them is asked for by a lookbehind after them), and
         repeats nothing without a bound. A group `space` or `pool` tells the memory.
@@ -45,90 +44,84 @@ class Form:
     memory: MemoryName
     when: When
     weight: int
-    trigger: str
     pattern: str
 
+    @property
+    def words(self) -> str:
+        """Those that the pattern begins with; where they are not, nothing else is looked for."""
+        found = re.match(r"(?:[\w/:' \-]|\\[.()])+", self.pattern)
+        return found[0].replace("\\", "") if found else ""
 
-def _forms(backend: Backend, memory: MemoryName, when: When, *rows: tuple[str, int, str, str]) -> tuple[Form, ...]:
-    return tuple(Form(kind, backend, memory, when, weight, words, regex) for kind, weight, words, regex in rows)
+
+def _forms(backend: Backend, memory: MemoryName, when: When, *rows: tuple[str, int, str]) -> tuple[Form, ...]:
+    return tuple(Form(kind, backend, memory, when, weight, pattern) for kind, weight, pattern in rows)
 
 
 FORMS = (
     *_forms(
         "tpu", "hbm", "compile",
-        ("tpu_compile", 3, "Ran out of memory in memory space",
-         r"Ran out of memory in memory space (?P<space>[a-z]{1,10})"),
-        ("tpu_compile", 3, "Ran out of memory on HBM", r"Ran out of memory on HBM, the total memory"),
-        ("tpu_compile", 3, "Aborting compilation early because",
-         r"Aborting compilation early because it's unlikely to have"),
-        ("tpu_scoped", 3, "Scoped allocation with size",
-         r"Scoped allocation with size [^ ]{1,20} and limit [^ ]{1,20} exceeded scoped (?P<space>\w{1,10})"),
-        ("tpu_scoped", 3, "would exceed memory (size=",
-         r"Allocation \(size=\d{1,20}\) would exceed memory \(size=\d{1,20}\)(?:.{0,400}?space=(?P<space>\w{1,10}))?"),
+        ("tpu_compile", 3, r"Ran out of memory in memory space (?P<space>[a-z]{1,10})"),
+        ("tpu_compile", 3, r"Ran out of memory on HBM, the total memory"),
+        ("tpu_compile", 3, r"Aborting compilation early because it's unlikely to have"),
+        ("tpu_scoped", 3, r"Scoped allocation with size .{1,20} and limit .{1,20} exceeded scoped (?P<space>\w{1,10})"),
+        ("tpu_scoped", 3, r"Allocation \(size=\d{1,20}\) would exceed memory(?:.{0,400}?space=(?P<space>\w{1,10}))?"),
     ),
     *_forms(
         "tpu", "hbm", "run",
-        ("tpu_run", 3, "Attempting to allocate", r"Attempting to allocate \d[^ ]{0,20}\. That was not possible"),
-        ("tpu_run", 3, "Could not allocate", r"Could not allocate \d{1,20} bytes in memory \w{1,40}HBM"),
-        ("tpu_load", 3, "Attempting to reserve", r"Attempting to reserve \d[^ ]{0,20} at the bottom of memory"),
+        ("tpu_run", 3, r"Attempting to allocate \d[^ ]{0,20}\. That was not possible"),
+        ("tpu_run", 3, r"Could not allocate \d{1,20} bytes in memory \w{1,40}HBM"),
+        ("tpu_load", 3, r"Attempting to reserve \d[^ ]{0,20} at the bottom of memory"),
     ),
     *_forms(
         "gpu", "host", "run",
-        ("pinned", 2, "bytes on host", r"failed to alloc \d{1,20} bytes on host"),
-        ("pinned", 2, "pinned host memory of size", r"could not allocate pinned host memory of size"),
-        ("pinned", 3, "host memory", r"ailed to allocate \S{1,20} \(\d{1,20} bytes\) of (?:pinned )?host memory"),
-        ("pinned", 3, "pinned host staging", r"Failed to allocate a \d{1,20}-byte pinned host staging"),
-        ("pinned", 3, "for host offloading", r"Failed to allocate \d{1,20} bytes for host offloading"),
-        ("pinned", 3, "OOM in pinned host allocator", r"OOM in pinned host allocator"),
+        ("pinned", 2, r"failed to alloc \d{1,20} bytes on host"),
+        ("pinned", 2, r"could not allocate pinned host memory of size"),
+        ("pinned", 3, r"ailed to allocate \S{1,20} \(\d{1,20} bytes\) of (?:pinned )?host memory"),
+        ("pinned", 3, r"Failed to allocate a \d{1,20}-byte pinned host staging"),
+        ("pinned", 3, r"Failed to allocate \d{1,20} bytes for host offloading"),
+        ("pinned", 3, r"OOM in pinned host allocator"),
     ),
     *_forms(
         "gpu", "hbm", "run",
-        ("gpu_bfc", 2, "ran out of memory trying",
-         r"Allocator \((?P<pool>[^)\n]{1,40})\) ran out of memory trying to allocate \d"),
-        ("gpu_bfc", 3, "ut of memory while trying to allocate", r"ut of memory while trying to allocate \d"),
-        ("gpu_bfc", 3, "Failed to allocate request for", r"Failed to allocate request for \d"),
-        ("gpu_graph", 3, "Underlying backend ran out of memory",
-         r"Underlying backend ran out of memory trying to instantiate"),
-        ("gpu_driver", 2, "CUDA_ERROR_OUT_OF_MEMORY", r"CUDA_ERROR_OUT_OF_MEMORY"),
-        ("gpu_driver", 2, "cuMemAllocAsync failed to allocate", r"cuMemAllocAsync failed to allocate \d"),
-        ("gpu_driver", 3, "cudaErrorMemoryAllocation", r"cudaErrorMemoryAllocation"),
-        ("gpu_driver", 3, "ErrorOutOfMemory", r"hipErrorOutOfMemory"),
-        ("gpu_library", 2, "scratch", r" to allocate (?<=(?:ailed|nable) to allocate )[\w\- ]{0,60}scratch"),
-        ("gpu_library", 3, "_STATUS_ALLOC_FAILED", r"_STATUS_ALLOC_FAILED(?<=[A-Z]_STATUS_ALLOC_FAILED)"),
-        ("gpu_library", 3, "CUDA out of memory", r"CUDA out of memory\. Tried to allocate"),
-        ("gpu_library", 3, "out of memory", r"Cuda failure[^'(\n]{0,20}['(]out of memory"),
-        ("gpu_library", 3, "CUDA error", r"CUDA error[ \d:]{0,8}['(]?out of memory"),
-        ("gpu_library", 3, "Failed to CUDA ", r"Failed to CUDA (?:c|m|host )alloc\b"),
+        ("gpu_bfc", 2, r"Allocator \((?P<pool>[^)\n]{1,40})\) ran out of memory trying to allocate \d"),
+        ("gpu_bfc", 3, r"ut of memory while trying to allocate \d"),
+        ("gpu_bfc", 3, r"Failed to allocate request for \d"),
+        ("gpu_graph", 3, r"Underlying backend ran out of memory trying to instantiate"),
+        ("gpu_driver", 2, r"CUDA_ERROR_OUT_OF_MEMORY"),
+        ("gpu_driver", 2, r"cuMemAllocAsync failed to allocate \d"),
+        ("gpu_driver", 3, r"cudaErrorMemoryAllocation"),
+        ("gpu_driver", 3, r"hipErrorOutOfMemory"),
+        ("gpu_library", 2, r" to allocate (?<=(?:ailed|nable) to allocate )[\w\- ]{0,60}scratch"),
+        ("gpu_library", 3, r"_STATUS_ALLOC_FAILED(?<=[A-Z]_STATUS_ALLOC_FAILED)"),
+        ("gpu_library", 3, r"CUDA out of memory\. Tried to allocate"),
+        ("gpu_library", 3, r"Cuda failure[^'(\n]{0,20}['(]out of memory"),
+        ("gpu_library", 3, r"CUDA error[ \d:]{0,8}['(]?out of memory"),
+        ("gpu_library", 3, r"Failed to CUDA (?:c|m|host )alloc\b"),
     ),
-    *_forms(
-        "cpu", "host", "run", ("cpu_xla", 3, "Out of memory allocating", r"Out of memory allocating \d{1,20} bytes")
-    ),
+    *_forms("cpu", "host", "run", ("cpu_xla", 3, r"Out of memory allocating \d{1,20} bytes")),
     *_forms(
         "host", "host", "run",
-        ("python_memory", 3, "Unable to allocate",
-         r"Unable to allocate \d[\d.]{0,20} ?\w{1,6} for an array with shape"),
-        ("python_memory", 3, "MemoryError",
-         r"MemoryError(?:(?<=^MemoryError)|(?<=[\s\].]MemoryError)|(?<=^_ArrayMemoryError)"
+        ("python_memory", 3, r"Unable to allocate \d[\d.]{0,20} ?\w{1,6} for an array with shape"),
+        ("python_memory", 3, r"MemoryError(?:(?<=^MemoryError)|(?<=[\s\].]MemoryError)|(?<=^_ArrayMemoryError)"
          r"|(?<=[\s\].]_ArrayMemoryError))(?::|[ \t\r]{0,4}$)"),
-        ("python_memory", 3, "Cannot allocate memory", r"Errno 12\] Cannot allocate memory"),
-        ("cpp_memory", 3, "std::bad_alloc", r"std::bad_alloc"),
-        ("cpp_memory", 3, "Failed to malloc", r"Failed to malloc \d"),
-        ("kernel_cgroup", 3, "emory cgroup out of memory", r"emory cgroup out of memory"),
-        ("kernel_kill", 3, "ut of memory: Kill", r"ut of memory: Kill(?<!group out of memory: Kill)(?:ed)? process \d"),
-        ("kernel_kill", 3, "by the OOM killer", r"has been killed by the OOM killer"),
-        ("slurm", 3, "oom-kill event", r"oom-kill event"),
-        ("slurm", 3, "oom_kill event", r"oom_kill event"),
-        ("ray", 3, "node running low on memory", r"due to the node running low on memory"),
-        ("container", 3, "OOMKilled", r"OOMKilled(?<=\bOOMKilled)\b(?!\W{1,4}false)"),
-        ("nccl_shm", 3, "/dev/shm/nccl",
-         r"/dev/shm/nccl[\w\-]{0,60} to \d{1,20} bytes"
+        ("python_memory", 3, r"Errno 12\] Cannot allocate memory"),
+        ("cpp_memory", 3, r"std::bad_alloc"),
+        ("cpp_memory", 3, r"Failed to malloc \d"),
+        ("kernel_cgroup", 3, r"emory cgroup out of memory"),
+        ("kernel_kill", 3, r"ut of memory: Kill(?<!group out of memory: Kill)(?:ed)? process \d"),
+        ("kernel_kill", 3, r"has been killed by the OOM killer"),
+        ("slurm", 3, r"oom-kill event"),
+        ("slurm", 3, r"oom_kill event"),
+        ("ray", 3, r"due to the node running low on memory"),
+        ("container", 3, r"OOMKilled(?<=\bOOMKilled)\b(?!\W{1,4}false)"),
+        ("nccl_shm", 3, r"/dev/shm/nccl[\w\-]{0,60} to \d{1,20} bytes"
          r"|/dev/shm/nccl[^\n]{0,200}(?:No space left on device|Cannot allocate memory)"),
         # a shell's "line 3: 1234 Killed   python train.py", and a worker "killed by signal: Killed."
-        ("killed", 1, "Killed",
-         r"Killed(?:(?<=^Killed)|(?<=[\d:\])|F\-] Killed)|(?<=[:>\]]Killed))(?: {2,60}\S|\.?[ \t\r]{0,40}$)"),
-        ("killed", 1, "137", r"xit(?<=[Ee]xit)" + _STATUS),
-        ("killed", 1, "137", r"eturn(?<=[Rr]eturn)" + _STATUS),
-        ("killed", 1, "SIGKILL", r"Signals\.SIGKILL"),
+        ("killed", 1, r"Killed(?:(?<=^Killed)|(?<=[\d:\])|F\-] Killed)|(?<=[:>\]]Killed))"
+         r"(?: {2,60}\S|\.?[ \t\r]{0,40}$)"),
+        ("killed", 1, r"xit(?<=[Ee]xit)" + _STATUS),
+        ("killed", 1, r"eturn(?<=[Rr]eturn)" + _STATUS),
+        ("killed", 1, r"Signals\.SIGKILL"),
     ),
 )  # fmt: skip
 
@@ -176,7 +169,7 @@ class Episode:
 
 def events_in(file: BinaryIO) -> tuple[list[Event], int]:
     """The reports of `file`, in order, and the number of those that say themselves that they are no failure."""
-    compiled = [(form.trigger.encode(), re.compile(form.pattern.encode(), re.M), form) for form in FORMS]
+    compiled = [(form.words.encode(), re.compile(form.pattern.encode(), re.M), form) for form in FORMS]
     found: list[Event] = []
     harmless, base, number = 0, 0, 1
     while data := file.read(_PIECE):
@@ -198,8 +191,8 @@ def events_in(file: BinaryIO) -> tuple[list[Event], int]:
 
 
 def _matches(data: bytes, compiled) -> Iterator[tuple[int, Form]]:
-    for trigger, pattern, form in compiled:
-        if data.find(trigger) < 0:
+    for words, pattern, form in compiled:
+        if data.find(words) < 0:
             continue
         position, left = 0, MOST_REPORTS
         while match := pattern.search(data, position):
@@ -231,7 +224,7 @@ def _event(form: Form, data: bytes, at: int, number: int, base: int) -> Event | 
     return Event(
         form=dataclasses.replace(form, kind=kind, memory=memory),
         line=line,
-        requested=requested_in(line.text[match.start() :]),
+        requested=requested_in(line.text),
         start=base + start,
         end=base + end,
     )
@@ -241,29 +234,39 @@ def fatal(events: Sequence[Event], file: BinaryIO) -> Episode:
     """The out-of-memory that ended the program.
 
     Of what surely ended one, the last of the process that reported first: what came before it was caught, unless its
-    traceback leads to it. It begins with the first report of the same request.
+    traceback leads to it. It begins with the first report of the same request, or of a larger one: a pool that the
+    driver refuses is asked for again with less.
     """
     heaviest = max(event.weight for event in events)
     who = next(event.line.who for event in events if event.weight == heaviest)
     own = [event for event in events if event.line.who == who]
     last = max(index for index, event in enumerate(own) if event.weight == heaviest)
     first = last
-    while first and (own[first - 1].repeats(own[last]) or _leads_to(own[first - 1], own[first], file)):
+    while first:
+        above, event = own[first - 1], own[first]
+        if not (above.repeats(own[last]) or above.form.kind == event.form.kind == "gpu_driver"):
+            if not _leads_to(above, event, file):
+                break
+            last = first - 1
         first -= 1
-        if not own[first].repeats(own[last]):
-            last = first
-    episode = own[first : last + 1]
-    same = [event for event in events if event.repeats(own[first])]
+    start, end = own[first].start, own[last].start
     other: list[Event] = []
+    repeats = -1
     for event in events:
-        if not event.repeats(own[first]) and len(other) < 64 and not any(event.repeats(o) for o in other):
+        if (
+            event.repeats(own[first])
+            or event.repeats(own[last])
+            or (event.line.who == who and start < event.start < end)
+        ):
+            repeats += 1
+        elif len(other) < 64 and not any(event.repeats(found) for found in other):
             other.append(event)
     return Episode(
-        first=episode[0],
-        last=episode[-1],
+        first=own[first],
+        last=own[last],
         before=own[first - 1].end if first else 0,
         after=next((event.start for event in own[last + 1 :] if not event.repeats(own[last])), 2**62),
-        repeats=len(same) - 1,
+        repeats=repeats,
         others=len(other),
     )
 

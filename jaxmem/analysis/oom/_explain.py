@@ -41,22 +41,21 @@ def explain_oom(text_or_path: str | bytes | os.PathLike | BinaryIO) -> OomExplan
     >>> said.backend, said.requested_bytes, said.missing_bytes
     ('tpu', 4294967296, 2684354560)
     """
+    if isinstance(text_or_path, str) and not _names_a_file(text_or_path):
+        text_or_path = text_or_path.encode("utf-8", "replace")
     if isinstance(text_or_path, bytes):
         return _explain(io.BytesIO(text_or_path), "a text")
-    if isinstance(text_or_path, str) and not _names_a_file(text_or_path):
-        return _explain(io.BytesIO(text_or_path.encode("utf-8", "replace")), "a text")
-    if isinstance(text_or_path, str | os.PathLike):
-        try:
-            with open(text_or_path, "rb") as stream:
-                return _explain(stream, os.fspath(text_or_path))
-        except (OSError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(
-                wanted=f"to read {os.fspath(text_or_path)!r}", got=str(reason), do="Give the path of a log file."
-            ) from None
-    return _explain(text_or_path, "the stream")
+    if not isinstance(text_or_path, str | os.PathLike):
+        return _explain(text_or_path, "the stream")
+    name = os.fspath(text_or_path)
+    try:
+        with open(text_or_path, "rb") as stream:
+            return _explain(stream, name)
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(wanted=f"a log file at {name!r}", got=str(reason), do="Give the path of one.") from None
 
 
 def _names_a_file(text: str) -> bool:

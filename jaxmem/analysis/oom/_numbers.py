@@ -11,8 +11,8 @@ _QUOTE = 200
 _GAP = 3  # lines that are no rows, after which a table has ended; so it has after an empty one
 
 _SENTENCES = tuple(
-    (name, re.compile(pattern.replace("SIZE", SIZE)))
-    for name, pattern in (
+    (names.split(), re.compile(pattern.replace("SIZE", SIZE)))
+    for names, pattern in (
         # what was asked for
         ("requested", r"(?:ran out of memory|ut of memory while) trying to allocate SIZE"),
         ("requested", r"Failed to allocate request for SIZE"),
@@ -23,31 +23,26 @@ _SENTENCES = tuple(
         ("requested", r"failed to alloc SIZE on host"),
         ("requested", r"pinned host memory of size: SIZE"),
         ("requested", r"Tried to allocate SIZE"),
-        ("requested", r"Scoped allocation with size SIZE"),
-        ("requested", r"Allocation \(size=SIZE\) would exceed"),
         ("requested", r"Attempting to (?:allocate|reserve) SIZE"),
-        ("requested", r"Could not allocate SIZE in memory"),
         ("requested", r"Out of memory allocating SIZE"),
         ("requested", r"Unable to allocate SIZE for an array"),
         ("requested", r"/dev/shm/nccl[\w\-]{0,60} to SIZE"),
         ("requested", r"Failed to malloc SIZE"),
         # what there is, and what is left of it
-        ("used", r"Used SIZE of \S{1,20} \w{1,10}"),
-        ("limit", r"Used \S{1,20} of SIZE \w{1,10}"),
+        ("used limit", r"Used SIZE of SIZE \w{1,10}"),
         ("exceeded", r"Exceeded \w{1,10} capacity by SIZE"),
-        ("used", r"total memory required for HLO temporaries \(SIZE\)"),
-        ("limit", r"exceeds available HBM \(SIZE\)"),
-        ("used", r"Requires SIZE, has"),
-        ("limit", r"Requires \S{1,20}, has SIZE available"),
-        ("limit", r"Scoped allocation with size \S{1,20} and limit SIZE"),
-        ("exceeded", r"exceeded scoped \w{1,10} limit by SIZE"),
-        ("limit", r"would exceed memory \(size=SIZE\)"),
+        ("used limit", r"HLO temporaries \(SIZE\) exceeds available HBM \(SIZE\)"),
+        ("used limit", r"Requires SIZE, has SIZE available"),
+        (
+            "requested limit exceeded",
+            r"with size SIZE and limit SIZE exceeded scoped \w{1,10} limit by SIZE",
+        ),
+        ("requested limit", r"Allocation \(size=SIZE\) would exceed memory \(size=SIZE\)"),
+        ("requested largest_free free", r"allocate SIZE in memory \w{1,40}; SIZE allocatable, SIZE available"),
         ("free", r"There are SIZE free"),
-        ("free", r"allocatable, SIZE available"),
-        ("largest_free", r"; SIZE allocatable,"),
+        ("reservable", r"reserved, and SIZE reservable"),
         ("largest_free", r"largest contiguous region of free memory is SIZE"),
         ("largest_free", r"Max free chunk {1,30}SIZE"),
-        ("reservable", r"reserved, and SIZE reservable"),
         ("limit", r"HBM capacity SIZE:"),
         ("total", r"Total \w{1,10} usage >= SIZE"),
         ("outputs", r"Output size SIZE"),
@@ -63,8 +58,7 @@ _SENTENCES = tuple(
         ("resident", r"anon-rss:SIZE"),
         ("virtual", r"total-vm:SIZE"),
         ("limit", r"memory: usage \S{1,30}, limit SIZE"),
-        ("used", r"Memory on the node .{0,99}? was SIZE /"),
-        ("limit", r"Memory on the node .{0,99}? was \S{1,30} / SIZE"),
+        ("used limit", r"Memory on the node .{0,99}? was SIZE / SIZE"),
     )
 )
 _OF_THE_POOL = ("limit", "in_use", "most_in_use", "largest_allocation")
@@ -93,8 +87,8 @@ _TOO = frozenset({"reserved", "arguments"})  # rows of a program's own, smaller 
 
 def requested_in(text: str) -> int | None:
     """What a report says was asked for, or needed in all."""
-    for name, pattern in _SENTENCES:
-        if name in ("requested", "used") and (found := pattern.search(text)):
+    for names, pattern in _SENTENCES:
+        if names[0] in ("requested", "used") and (found := pattern.search(text)):
             return size_in(found)
     return None
 
@@ -120,9 +114,10 @@ def statistics_in(lines: Sequence[Line]) -> tuple[OomFact, ...]:
 def _sentences(lines: Sequence[Line]) -> Iterator[OomFact]:
     for line in lines:
         if any(letter.isdigit() for letter in line.text):
-            for name, pattern in _SENTENCES:
+            for names, pattern in _SENTENCES:
                 if found := pattern.search(line.text):
-                    yield from _fact(name, found, line)
+                    for index, name in enumerate(names):
+                        yield from _fact(name, found, line, 2 * index + 1)
 
 
 def _rows(lines: Sequence[Line]) -> Iterator[OomFact]:

@@ -119,6 +119,15 @@ def test_what_the_compiler_suppressed_is_no_failure():
         explain_oom(line)
 
 
+def test_a_pool_that_the_driver_refuses_is_asked_for_again_with_less():
+    line = "E cuda_driver.cc:828] failed to allocate {}.00G ({} bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: no\n"
+    refused = "".join(line.format(size, size * G) for size in (40, 36, 32))
+    said = explain_oom(refused)
+    assert (said.requested_bytes, said.repeats, said.others) == (40 * G, 2, 0)
+    assert "other process" in said.advice[0].title and "40.00 GiB" in said.advice[0].because
+    assert explain_oom(refused + RAISED.format(3 * G)).requested_bytes == 3 * G
+
+
 def test_what_was_caught_is_not_what_ended_the_program():
     caught = TRACEBACK.format("tune.py", 5) + RAISED.format(9 * G) + "trying half of it\nstep 1 loss 2.0\n"
     said = explain_oom(caught + TRACEBACK.format("train.py", 7) + RAISED.format(3 * G))

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import re
 import time
 from pathlib import Path
 
@@ -12,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxmem.analysis.oom import explain_oom
-from jaxmem.analysis.oom._events import FORMS as HEADLINES
-from jaxmem.analysis.oom._events import MOST_REPORTS
+from jaxmem.analysis.oom._events import FORMS, MOST_REPORTS
 from jaxmem.errors import InputError
 
 TEXTS = {path.stem: path.read_bytes() for path in sorted((Path(__file__).parent / "goldens").glob("*.txt"))}
@@ -82,7 +80,7 @@ def test_a_json_log_and_utf_16():
     assert len(explain_oom(text.encode("utf-16")).buffers) == 4
 
 
-WORDS = b" ".join(headline.trigger.encode() for headline in HEADLINES)
+WORDS = b" ".join(form.words.encode() for form in FORMS)
 UNITS = {
     "one line": b"x",
     "an ordinary log": b"step 12 loss 2.345 tokens per second 123456 and so on and so on\n",
@@ -123,7 +121,7 @@ def test_a_log_of_nothing_else_is_counted_up_to_a_limit_and_near_its_end():
     assert MOST_REPORTS < explain_oom(stream).repeats < 5 * MOST_REPORTS
 
 
-@pytest.mark.parametrize("headline", HEADLINES, ids=lambda headline: f"{headline.kind}: {headline.trigger}")
-def test_patterns_begin_with_fixed_words(headline):
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.kind}: {form.words}")
+def test_patterns_begin_with_fixed_words(form):
     """Otherwise each position of a text is a candidate, and a log of 200 MB takes minutes."""
-    assert re.match(r"[\w/ ]{3,}", re.sub(r"\\([(.])", " ", headline.pattern)), headline.pattern
+    assert len(form.words) >= 3
