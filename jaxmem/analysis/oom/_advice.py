@@ -103,8 +103,8 @@ def _steps(said: OomExplanation, listed: int, rows: int | None) -> int | None:
     temporaries = next((fact.size_bytes for fact in said.facts if fact.name == "temporaries"), 0)
     whole = next((size for size in (listed, temporaries) if size > missing), None)
     needed = _MOST_STEPS if whole is None else max(whole / (whole - missing), 2)
-    choices = [2**i for i in range(1, 7)] if rows is None else [k for k in range(2, rows + 1) if rows % k == 0]
-    choices = [k for k in choices if k <= _MOST_STEPS]
+    most = min(rows or _MOST_STEPS, _MOST_STEPS)
+    choices = [k for k in range(2, most + 1) if (rows % k == 0 if rows else k.bit_count() == 1)]
     return next((k for k in choices if k >= needed), choices[-1] if choices else None)
 
 

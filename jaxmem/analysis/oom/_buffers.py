@@ -12,7 +12,7 @@ MOST_BUFFERS = 100
 CHUNKS = "chunks of the pool"
 """The allocation of what a GPU's allocator lists: all that JAX holds, not the program's buffers."""
 
-_START = re.compile(r"\s*(?:\d{1,4}\.\s{1,4})?Size: {1,4}(\S{1,30})")
+_START = re.compile(r"(?:^\s?|\s\s|\b\d{1,4}\. )Size: {1,4}(\S{1,30})")
 _CHUNKS = re.compile(rf"\b(\d{{1,9}}) Chunks of size (\d{{1,19}}) totalling {SIZE}")
 _ON_CHIP = re.compile(
     r"\[shape = '(\w{1,12}\[[\d,]{0,200}\])[^']{0,100}', space=\w{1,10}, "
@@ -49,7 +49,7 @@ def buffers_in(lines: Sequence[Line]) -> tuple[OomBuffer, ...]:
         if len(found) < MOST_BUFFERS and (match := _ON_CHIP.search(line)):
             size = int(match[2], 16)
             found.append(OomBuffer(size_bytes=size, shape=match[1], allocation=match[3], line=line_number))
-        if match := _START.match(line):
+        if match := _START.search(line):
             close()
             at, current["size"] = line_number, match[1]
         elif "=====" in line:

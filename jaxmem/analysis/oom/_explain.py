@@ -9,7 +9,7 @@ from typing import BinaryIO
 from jaxmem._units import format_bytes
 from jaxmem.analysis.oom._advice import advise
 from jaxmem.analysis.oom._buffers import buffers_in, program_in
-from jaxmem.analysis.oom._events import Episode, Event, events_in, fatal
+from jaxmem.analysis.oom._events import Episode, Event, events_in, fatal, is_no_failure
 from jaxmem.analysis.oom._lines import Line, lines_in, plain_file
 from jaxmem.analysis.oom._numbers import facts_in, statistics_in
 from jaxmem.analysis.oom._records import OomExplanation, OomFact
@@ -115,7 +115,8 @@ def _lines_round(episode: Episode, file: BinaryIO) -> tuple[list[Line], list[Lin
         file.seek(start)
         data = file.read(max(end - start, 0))
         number = at.line.number - (data.count(b"\n") if start < at.start else 0)
-        return [line for line in lines_in(data, number) if line.who in (first.line.who, "")]
+        lines = lines_in(data, number)
+        return [line for line in lines if line.who in (first.line.who, "") and not is_no_failure(line.text)]
 
     before = read(max(episode.before, first.start - _BEFORE), first.start, first)
     lines = read(first.start, min(first.start + _AFTER, episode.after), first)

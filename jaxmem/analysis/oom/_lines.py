@@ -33,6 +33,7 @@ _PREFIX = re.compile(
 )
 _WARNING = re.compile(r"(?:^|\s)[WI](?:\d{4} |\s+\S{1,200}\.\w+:\d+\])")
 _ANSI = re.compile(rb"\x1b(?:\[[0-9;?]{0,32}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\))")
+_DRIVE = re.compile(r'"[A-Za-z]:\\')  # of a path on Windows, whose parts may begin with n and t
 _PIECE = 2**24
 
 
@@ -92,7 +93,9 @@ def _message(text: str) -> str:
             return max(_texts(json.loads(text)), default=(False, 0, ""))[2].rstrip("\n")
         except (ValueError, RecursionError):
             pass
-    return text.replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"') if "\\" in text else text
+    if "\\" not in text or _DRIVE.search(text):
+        return text
+    return text.replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"')
 
 
 def _texts(value, key: object = "") -> Iterator[tuple[bool, int, str]]:

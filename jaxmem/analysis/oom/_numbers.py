@@ -68,7 +68,9 @@ _TABLE = re.compile(
     r"(Total \w{1,10} usage >=|HBM capacity|Persistent allocations include|Program \w{1,10} requirement"
     r"|Heap allocator status|BufferAssignment stats)|Peak buffers"
 )
-_ROW = re.compile(rf"\s*([A-Za-z][A-Za-z_ \-]{{0,50}}?) ?(?:\([^()]{{0,80}}\))?(?::\s*|\s+){SIZE}(?=[\s(;]|$)")
+_ROW = re.compile(
+    rf"(?:^\s{{0,40}}|\s{{3}})([A-Za-z][A-Za-z_ \-]{{0,50}}?) ?(?:\([^()]{{0,80}}\))?(?::\s*|\s+){SIZE}(?=[\s(;]|$)"
+)
 _NAMES = {
     "hlo_temp": "temporaries",
     "preallocated_temp_allocation": "temporaries",
@@ -125,7 +127,7 @@ def _rows(lines: Sequence[Line]) -> Iterator[OomFact]:
     for line in lines:
         if found := _TABLE.search(line.text):
             table, gap = found[1] or "", 0
-        elif table and (found := _ROW.match(line.text)) and found[3]:
+        elif table and (found := _ROW.search(line.text)) and found[3]:
             gap = 0
             name = found[1].strip().lower().replace(" ", "_").replace("-", "_")
             name = _NAMES.get(name, name)

@@ -37,6 +37,7 @@ def micro_batches(text):
         (["12,8,1024,512"], "jvp(Net)/while/body/dot_general", 400, 8),  # twelve layers, stacked by a loop
         (["8,1024,512", "8,99,512", "1048576,512"], "jvp(Net)/dot_general", 400, 8),
         (["1048576"], "jvp(Net)/dot_general", 40, 4),  # rows unknown: a power of two
+        (["99999999999999,8"], "jvp(Net)/dot_general", 40, 3),
     ],
 )
 def test_no_more_micro_batches_than_rows(shapes, op, used, wanted):

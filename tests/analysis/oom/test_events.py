@@ -81,6 +81,14 @@ def test_a_prefix_on_each_line_changes_nothing(prefix, name):
     assert read("".join(prefix + line for line in text.splitlines(True))) == read(text)
 
 
+@pytest.mark.parametrize("name", ["tpu_report", "gpu_bfc", "old"])
+def test_an_unknown_prefix_loses_no_row_and_no_buffer(name):
+    text = OLD_TABLE if name == "old" else (GOLDENS / f"{name}.txt").read_text()
+    unknown = "".join(f"10:11:12 node-7/train> {line}" for line in text.splitlines(True))
+    assert read(unknown)[3]["requested" if name != "tpu_report" else "used"]
+    assert read(unknown)[3:] == read(text)[3:]
+
+
 @pytest.mark.parametrize("name", ["tpu_report", "gpu_bfc"])
 def test_json_round_each_line_or_all_of_them(name):
     text = (GOLDENS / f"{name}.txt").read_text()
@@ -214,6 +222,16 @@ def test_a_compiler_that_gives_up(text, needed, limit):
     said = explain_oom(text + "\n")
     assert (said.backend, said.when, said.used_bytes, said.limit_bytes) == ("tpu", "compile", needed, limit)
     assert said.missing_bytes == needed - limit
+
+
+def test_a_warning_that_is_no_failure_gives_no_numbers_to_an_error_without_any():
+    text = "E cuda_dnn.cc:5] Could not create cudnn handle: CUDNN_STATUS_ALLOC_FAILED\n" + NO_FAILURE.format("2.25GiB")
+    assert explain_oom(text).requested_bytes is None
+
+
+def test_a_path_on_windows_is_no_escaped_line():
+    text = 'Traceback (most recent call last):\n  File "C:\\new\\train.py", line 3, in step\n' + RAISED.format(G)
+    assert explain_oom(text).where == "train.py:3 in step"
 
 
 def test_notebook_tracebacks_name_the_cell_or_the_file():
