@@ -12,7 +12,7 @@ from jaxmem.analysis.oom._lines import Line, lines_in
 from jaxmem.analysis.oom._numbers import requested_in
 from jaxmem.analysis.oom._records import Backend, MemoryName, When
 
-MOST_REPORTS = 1_000  # of a form in a piece, then those at its end; a log with more says nothing new
+MOST_REPORTS = 250  # of a form in a piece, then those at its end; a log with more says nothing new
 _PIECE = 2**24
 _LEFT, _RIGHT = 512, 2048  # bytes of a line looked at round a form's words
 _RETRIED, _RAISED = 2, 3  # what an allocator warns of may be tried again; 1 is a process that only was killed
@@ -25,7 +25,8 @@ _STATUS = (
     r"(?! (?:errors?|failures?|warnings?|tests?|problems?|issues?|items?|results?|rows?|values?)\b)"
 )
 _BREAK = re.compile(rb"[\r\n]|\\n")  # a JSON log has the last
-_NO_FAILURE = ("this is not a failure", "Suppressing OOM", "Suppressing scoped allocation OOM")
+_HARMLESS = b"this is not a failure"
+_NO_FAILURE = (_HARMLESS.decode(), "Suppressing OOM", "Suppressing scoped allocation OOM")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +179,9 @@ def events_in(file: BinaryIO) -> tuple[list[Event], int]:
         for start, form in sorted(_matches(data, compiled), key=lambda match: match[0]):
             if start < end:  # two matches in one line are one report
                 continue
+            if form is None:
+                harmless, end = harmless + 1, _end(data, start)
+                continue
             number += data.count(b"\n", at, start)
             at, end = start, _end(data, start)
             event = _event(form, data, start, number, base)
@@ -195,16 +199,18 @@ def is_no_failure(text: str) -> bool:
     return any(words in text for words in _NO_FAILURE)
 
 
-def _matches(data: bytes, compiled) -> Iterator[tuple[int, Form]]:
+def _matches(data: bytes, compiled) -> Iterator[tuple[int, Form | None]]:
     for words, pattern, form in compiled:
         if data.find(words) < 0:
             continue
         position, left = 0, MOST_REPORTS
         while match := pattern.search(data, position):
-            yield match.start(), form
-            position, left = max(_end(data, match.start()), match.end()), left - 1
+            position = max(_end(data, match.start()), match.end())
+            is_harmless = data.find(_HARMLESS, match.start(), position) >= 0
+            yield match.start(), None if is_harmless else form
+            left -= not is_harmless
             if not left:  # go on near the end
-                position = max(position, len(data) - 2**16)
+                position, left = max(position, len(data) - 2**14), -1
 
 
 def _end(data: bytes, start: int) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxmem.analysis.oom import NoOomFound, explain_oom
+from jaxmem.analysis.oom._events import MOST_REPORTS
 
 GOLDENS = Path(__file__).parent / "goldens"
 K, M, G = 2**10, 2**20, 2**30
@@ -119,6 +120,13 @@ def test_warnings_that_are_no_failure_are_counted_and_nothing_more(sizes):
     assert any(f"Left out: {len(sizes)} warning" in note for note in said.notes)
     with pytest.raises(NoOomFound, match=rf"only {len(sizes)} warning"):
         explain_oom(warned + "step 2 loss 0.1\n")
+
+
+def test_any_number_of_them_hides_no_report():
+    warned = NO_FAILURE.format("2.25GiB") * (2 * MOST_REPORTS)
+    real = NO_FAILURE.format("6.00GiB").split(" with freed")[0] + "\n"
+    said = explain_oom(warned + real + "a long dump\n" * 5000)
+    assert said.requested_bytes == 6 * G and said.line == 2 * MOST_REPORTS + 1
 
 
 def test_what_the_compiler_suppressed_is_no_failure():
