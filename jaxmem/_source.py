@@ -6,12 +6,16 @@ import os
 import re
 import sysconfig
 
+from jax.extend import source_info_util
+from jax.extend.core import JaxprEqn
+
 _LIBRARIES = frozenset(
     "jax jaxlib flax optax orbax chex numpy jaxmem equinox haiku einops opt_einsum jaxtyping beartype typeguard".split()
 )
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 _PYTHON = re.compile(r"/lib(?:64)?/python\d\.\d+/")
+_FRAME = re.compile(r"(.+?):(\d+)(?:[:\-][\d:\-]*)? \(")  # "FILE:LINE:COLUMN (FUNCTION)"
 _NO_FILES = ("<frozen ", "<__array_function__", "<decorator-gen")  # "<string>" and "<ipython-input-…>" are the user's
 
 
@@ -36,6 +40,25 @@ def is_library(path: str) -> bool:
     if found := _INSTALLED.match(plain):
         return plain[found.end() :].split("/")[0] in _LIBRARIES
     return bool(_PYTHON.search(plain)) or path.startswith((sysconfig.get_path("stdlib") + os.sep, *_roots()))
+
+
+def source_line(*equations: JaxprEqn) -> str:
+    """FILE:LINE of the innermost frame outside of libraries, of the first equation that has one.
+
+    Where none has, the innermost of all; "" without frames.
+
+    >>> import jax
+    >>> source_line(*jax.make_jaxpr(lambda x: x + 1)(0).eqns).rpartition(":")[2]
+    '1'
+    """
+    innermost: tuple[str, ...] = ()
+    for equation in equations:
+        frames = source_info_util.summarize(equation.source_info, num_frames=64).splitlines()
+        for frame in filter(None, map(_FRAME.match, reversed(frames))):  # the innermost is last
+            if not is_library(frame[1]):
+                return f"{frame[1]}:{frame[2]}"
+            innermost = innermost or frame.groups()
+    return ":".join(innermost)
 
 
 def is_own(path: str) -> bool:

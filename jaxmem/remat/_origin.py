@@ -4,10 +4,9 @@ import dataclasses
 import re
 
 import jax.extend.core as jex
-from jax.extend import source_info_util
 
 from jaxmem._compat import called_jaxprs, checkpoint_name_of
-from jaxmem._source import is_library
+from jaxmem._source import is_library, source_line
 from jaxmem.remat._wrap import WATCH
 
 # Operations that hand a value on: what made it is further up.
@@ -15,7 +14,6 @@ _TRANSPARENT = frozenset({"device_put", "copy", "copy_p", "reduce_precision", "o
 # What transformations add to a name stack; the rest are modules and named scopes.
 _TRANSFORMS = re.compile(r"\b(jvp|transpose|vmap|linearize)\(")
 _CALLS = re.compile(r"([^/]+)\.call(?:/\1(?=/|$))?")
-_FRAME = re.compile(r"(.+?):(\d+)(?:[:\-][\d:\-]*)? \(")  # "FILE:LINE:COLUMN (FUNCTION)"
 _SCOPES = frozenset({"checkpoint", "rematted_computation", "while", "body", "cond", "closed_call"})
 
 
@@ -105,17 +103,8 @@ def _at(eqn, name, op: str, module: str, count: int, outer) -> Origin:
 
 
 def _line(eqn, outer) -> str:
-    """FILE:LINE of the innermost frame outside JAX and its libraries; where there is none, the innermost of all.
-
-    What JAX traced by itself, as a loop's body, and what it traced once and keeps has the frames of its callers too.
-    """
-    innermost: tuple[str, ...] = ()
-    for inner in (eqn, *(above for _, above, *_ in reversed(outer))):
-        for frame in _frames(inner):
-            if not is_library(frame[0]):
-                return ":".join(frame)
-            innermost = innermost or frame
-    return ":".join(innermost)
+    """What JAX traced by itself, as a loop's body, or traced once and keeps, has the frames of its callers too."""
+    return source_line(eqn, *(above for _, above, *_ in reversed(outer)))
 
 
 def _producers(jaxpr) -> dict:
@@ -152,10 +141,3 @@ def _join(outer: str, inner: str) -> str:
 def _plain(path: str) -> str:
     """Without the scope that linen opens for a checkpointed call, inside which the module's own comes again."""
     return _CALLS.sub(r"\1", path)
-
-
-def _frames(eqn) -> list[tuple[str, str]]:
-    """Files and lines of an equation's Python frames, the innermost first."""
-    frames = source_info_util.summarize(eqn.source_info, num_frames=64).splitlines()
-    found = (_FRAME.match(frame) for frame in reversed(frames))
-    return [(match[1], match[2]) for match in found if match]

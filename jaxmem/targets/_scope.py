@@ -9,11 +9,10 @@ import traceback
 from collections.abc import Iterator
 
 import jax
-from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn
 
 from jaxmem import _compat
-from jaxmem._source import is_library
+from jaxmem._source import is_library, source_line
 from jaxmem.errors import RetargetError
 from jaxmem.targets._target import Target
 
@@ -99,8 +98,7 @@ def _callback(error: BaseException) -> str:
         equation = local if isinstance(local, JaxprEqn) else equation  # the innermost is the last
     if equation is None:
         return "a callback"
-    found = source_info_util.summarize(equation.source_info)  # "/path/model.py:12:4 (block)"
-    return f"{equation.primitive.name} at {os.path.basename(found)}"
+    return f"{equation.primitive.name} at {os.path.basename(source_line(equation))}"
 
 
 def _foreign_mesh(message: str) -> str:

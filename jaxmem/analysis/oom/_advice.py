@@ -166,7 +166,7 @@ def _held_elsewhere(said: OomExplanation) -> Iterable[OomAdvice]:
 
 def _fragmented(said: OomExplanation) -> Iterable[OomAdvice]:
     """Enough is free, but not in one piece: as the text says, or as the request shows."""
-    largest = next((fact for fact in said.facts if fact.name == "largest_free"), None)
+    largest = next((fact for fact in said.facts if fact.name in ("largest_free", "reservable")), None)
     if said.requested_bytes is None or said.free_bytes is None or said.requested_bytes > said.free_bytes:
         return
     if largest is not None and largest.size_bytes >= said.requested_bytes:

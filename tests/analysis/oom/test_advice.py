@@ -98,6 +98,18 @@ def test_fragmented_tpu_memory(text):
     assert said.advice[0].title == "the memory is fragmented" and "100.0 MiB" in said.advice[0].because
 
 
+def test_a_program_that_finds_no_single_piece():
+    text = (
+        "Attempting to reserve 6.00G at the bottom of memory. That was not possible. There are {} free, 0B reserved, "
+    )
+    said = explain_oom(text.format("6.50G") + "and 3.25G reservable.\n")
+    assert [a.title for a in said.advice] == [
+        "the memory is fragmented", "free device arrays before this program is loaded",
+    ]  # fmt: skip
+    said = explain_oom(text.format("5.00G") + "and 3.25G reservable.\n")
+    assert not any("fragmented" in a.title for a in said.advice)
+
+
 def pool(pieces):
     lines = [
         "Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB (rounded to 2147483648)requested by op "
