@@ -62,6 +62,8 @@ def test_the_command_line_exits_with_1(tmp_path, capfd, target):
         ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 18.59G of 15.75G hbm. Exceeded by 2.8G.",
          round(18.59 * 2**30), round(15.75 * 2**30)),
         ("RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Used 900.00M of 512.00M hbm", 900 * 2**20, 512 * 2**20),
+        ("Compilation failure: Aborting compilation early because it's unlikely to have enough device memory. Requires "
+         "2.50E, has 31.25G available.", round(2.5 * 2**60), round(31.25 * 2**30)),
         ("RESOURCE_EXHAUSTED: something else", None, None),
     ],
 )  # fmt: skip
