@@ -37,6 +37,16 @@ def format_bytes(value: int | None) -> str:
     return f"{value} B"
 
 
+def format_apart(*values: int) -> list[str]:
+    """Bytes as people read them; as plain numbers where different ones would read alike.
+
+    >>> format_apart(15360, 22835), format_apart(15360, 15361)
+    (['15.0 KiB', '22.3 KiB'], ['15,360 bytes', '15,361 bytes'])
+    """
+    texts = [format_bytes(value) for value in values]
+    return texts if len(set(texts)) == len(set(values)) else [f"{value:,} bytes" for value in values]
+
+
 def format_flops(value: int | None) -> str:
     """FLOPs in K, M, G, T or P; a dash where unknown.
 

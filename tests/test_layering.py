@@ -18,6 +18,7 @@ BASE = frozenset(
         "config",
         "loss_scale",
         "policy",
+        "_blame",
         "_compat",
         "_flax",
         "_installed",

@@ -2,6 +2,8 @@
 
 from jaxmem.analysis._analyze import analyze as analyze
 from jaxmem.analysis._build import analyze_program as analyze_program
+from jaxmem.analysis._build import compiled_program as compiled_program
+from jaxmem.analysis._compiled import CompiledProgram as CompiledProgram
 from jaxmem.analysis._compare import Comparison as Comparison
 from jaxmem.analysis._compare import compare as compare
 from jaxmem.analysis._compare import join_comparisons as join_comparisons

@@ -28,8 +28,17 @@ _DONATION_MESSAGE = "Some donated buffers were not usable"
 
 
 def analyze_program(program: Program, target: Target) -> MemoryReport:
-    """Lowers, compiles and reports."""
+    """Lowers and compiles, where that was not done already, and reports."""
+    program = compiled_program(program, target)
+    assert program.made is not None
+    return build_report(program.made, name=program.name, target=target, program=program)
+
+
+def compiled_program(program: Program, target: Target) -> Program:
+    """The program with its modelled values, and what the target's compiler makes of it."""
     program = program.resolved()
+    if program.made is not None:
+        return program
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with on_target(target):
@@ -41,12 +50,10 @@ def analyze_program(program: Program, target: Target) -> MemoryReport:
             said.append(" ".join(str(warning.message).split()))
         else:  # not ours to keep
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return build_report(made, name=program.name, target=target, program=program, notes=tuple(said))
+    return dataclasses.replace(program, made=dataclasses.replace(made, said=tuple(said)))
 
 
-def build_report(
-    made: CompiledProgram, *, name: str, target: Target, program: Program | None = None, notes: tuple[str, ...] = ()
-) -> MemoryReport:
+def build_report(made: CompiledProgram, *, name: str, target: Target, program: Program | None = None) -> MemoryReport:
     """The report of what a compiler made of a program; `program` tells what was known before compiling it."""
     known_before = program or Program(name=name, lower=_nothing)
     if made.refusal is not None:
@@ -63,7 +70,7 @@ def build_report(
     messages = [
         *target.notes,
         *facts.notes,
-        *notes,
+        *made.said,
         *known_before.notes,
         *(modelled.notes if modelled else ()),
         *made.notes,

@@ -26,6 +26,7 @@ class CompiledProgram:
       module: the same, parsed; None where there is none, or none that can be read.
       assignment: where each buffer lies; None where nothing tells.
       how: notes on how it was compiled, where that is not the usual way.
+      said: what JAX warned of meanwhile that belongs into a report.
     """
 
     compiled: Any = None
@@ -35,6 +36,7 @@ class CompiledProgram:
     module: Module | None = None
     assignment: Assignment | None = None
     how: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
 
     @functools.cached_property
     def _flops(self) -> tuple[HloFlops | None, tuple[str, ...]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxmem.analysis._compiled import CompiledProgram
 from jaxmem.analysis._jaxpr_flops import JaxprFlops, jaxpr_flops
 from jaxmem.errors import InputError
 from jaxmem.targets import Target, on_target, place
@@ -34,6 +35,7 @@ class Program:
       shards: devices among which they are reduced.
       gradient_reduction: "once" or "each" micro-batch.
       notes: sentences for the report's warnings.
+      made: what the target's compiler made of it, where that is known already: it is not compiled again.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Program:
     shards: int = 1
     gradient_reduction: str | None = None
     notes: tuple[str, ...] = ()
+    made: CompiledProgram | None = None
 
     @classmethod
     def from_traced(cls, traced: jax.stages.Traced, *, name: str, target: Target | None = None, **fields) -> "Program":

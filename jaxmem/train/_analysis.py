@@ -6,11 +6,22 @@ import warnings
 import jax
 import jax.numpy as jnp
 
-from jaxmem.analysis import MemoryReport, Program, analyze, analyze_program, as_program, compare, kinds_by_path
+from jaxmem.analysis import (
+    CompiledProgram,
+    MemoryReport,
+    Program,
+    analyze,
+    analyze_program,
+    as_program,
+    compare,
+    compiled_program,
+    kinds_by_path,
+)
 from jaxmem.config import MemoryConfig
-from jaxmem.errors import RematWarning, WorkloadError
+from jaxmem.errors import InputError, RematWarning, WorkloadError
 from jaxmem.targets import Target, on_target, resolve_target
 from jaxmem.train._loss import partition
+from jaxmem.train._peaks import Peak
 from jaxmem.train._reduction import local_shape
 from jaxmem.train._step import TrainStep, make_train_step
 from jaxmem.workload import Workload
@@ -42,6 +53,26 @@ def _(workload: Workload, config: MemoryConfig | None = None, *, target: str | T
 def _(step: TrainStep, *, target: str | Target | None = None) -> MemoryReport:
     resolved = resolve_target(target)
     return analyze_program(_program(step, "step", resolved), resolved)
+
+
+def peak_of(step: TrainStep, target: Target) -> tuple[Peak, CompiledProgram]:
+    """What a step's report says of its peak, and the program that it is of.
+
+    Raises:
+      InputError: the target's compiler does not tell.
+    """
+    program = compiled_program(_program(step, "step", target), target)
+    report = analyze_program(program, target)
+    assert program.made is not None
+    if report.peak_bytes is None:
+        raise InputError(
+            wanted=f"a target whose compiler tells the peak, for a budget of bytes on {target.name}",
+            got="no memory analysis",
+            do='Compile for target="cpu" or a chip by its name, or use a share: remat="auto:0.25".',
+        )
+    # What was refused for lack of memory needs more than there is, whatever the compiler counted.
+    at_least = 0 if program.made.refusal is None else (report.capacity_bytes or 0) + 1
+    return Peak(max(report.peak_bytes, at_least), report.step_seconds), program.made
 
 
 @as_program.register
@@ -98,6 +129,7 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
         kind_of=_KIND_OF,
         saved_names=lambda: _saved_names(step),
         notes=(*notes, *seen),
+        made=step.made[1] if step.made is not None and step.made[0] == target else None,
     )
 
 

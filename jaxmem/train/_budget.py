@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from jaxmem._blame import is_own_fault, whole_tracebacks
 from jaxmem._units import format_bytes
+from jaxmem.analysis import CompiledProgram
 from jaxmem.budget import Budget
-from jaxmem.errors import BudgetInfeasible
+from jaxmem.errors import BudgetInfeasible, JaxmemError
 from jaxmem.remat.auto import (
     MAX_COMPILES,
+    REFUSED,
     Assignment,
     Decision,
     Measured,
@@ -40,11 +43,28 @@ class Tried:
 
     Args:
       problem: the step's blocks.
-      trials: what was compiled for any of them.
+      trials: what was compiled, or remembered, for any of them.
     """
 
     problem: Problem
     trials: list[Trial] = dataclasses.field(default_factory=list)
+
+    def allowed(self, offload: bool) -> list[Trial]:
+        """The trials of choices that need no host memory, where there shall be none."""
+        return [trial for trial in self.trials if offload or not trial.assignment.host_bytes]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What a budget was spent on.
+
+    Args:
+      decision: the choices.
+      made: the step's program as compiled; None where it was compiled for an earlier budget, or not at all.
+    """
+
+    decision: Decision
+    made: CompiledProgram | None = None
 
 
 def pose_step(step: "TrainStep", target: Target) -> Problem:
@@ -60,7 +80,7 @@ def pose_step(step: "TrainStep", target: Target) -> Problem:
         return pose_call(loss, loss_arguments(step), {}, Rates.of(target), argnums=(0,), shards=step.reduction().shards)
 
 
-def decide(step: "TrainStep", budget: Budget, target: Target) -> Decision:
+def decide(step: "TrainStep", budget: Budget, target: Target) -> Spent:
     """What a budget buys for a step: a share of its residuals by the model, bytes by the compiled peak.
 
     Args:
@@ -73,7 +93,7 @@ def decide(step: "TrainStep", budget: Budget, target: Target) -> Decision:
     """
     if budget.share is not None:
         problem = pose_step(step, target)
-        return Decision(problem=problem, assignment=within_share(problem, budget.share))
+        return Spent(decision=Decision(problem=problem, assignment=within_share(problem, budget.share)))
     return fit_step(step, budget.bytes or 0, target, Tried(pose_step(step, target)))
 
 
@@ -85,53 +105,131 @@ def fit_step(
     *,
     offload: bool = False,
     max_compiles: int = MAX_COMPILES,
-) -> Decision:
-    """As `remat.fit_budget`, for a step without remat; reads what was tried, and adds to it."""
-    problem, peaks = tried.problem, Peaks.on_disk()
+) -> Spent:
+    """As `remat.fit_budget`, for a step without remat; reads what was tried, and adds to it.
 
-    def measure(assignment: Assignment) -> Measured:
-        chosen = step.with_decision(Decision(problem=problem, assignment=assignment))
-        found = measured(chosen)
-        tried.trials.append(Trial(assignment=assignment, peak_bytes=found.peak_bytes, seconds=found.seconds))
-        return found
-
-    def measured(chosen: "TrainStep") -> Measured:
-        from jaxmem.train._analysis import analyze  # which knows steps
-
-        key = _content(chosen, target)
-        found = peaks.get(key)
-        if found is not None:
-            return Measured(**found, fresh=False)
-        _logger.info("a budget of %s on %s: %s", format_bytes(budget_peak_bytes), target.name, _so_far(tried.trials))
-        report = analyze(chosen, target=target)
-        found = {"peak_bytes": report.peak_bytes, "seconds": report.step_seconds}
-        peaks.put(key, found)
-        return Measured(**found, fresh=True)
-
+    What is decided, and what is refused, rests on a program that this process compiled.
+    """
+    # A TPU's compiler refuses what is larger than the device, whatever the budget.
+    room = target.memory_bytes if target.deviceless and target.platform == "tpu" else None
+    limit = budget_peak_bytes if room is None else min(budget_peak_bytes, room)
+    compiler = _Compiler(step, limit, target, tried)
     arguments = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(step.abstract_arguments()))
-    alone = target.device_count == 1
-    try:
-        fitted = fit(
-            problem,
-            budget_peak_bytes,
-            measure,
-            offload=offload,
-            start_bytes=arguments // target.device_count,
-            max_compiles=max_compiles,
-            earlier=[trial for trial in tried.trials if offload or not trial.assignment.host_bytes],
+    while True:
+        try:
+            fitted = fit(
+                tried.problem,
+                limit,
+                compiler.measure,
+                offload=offload,
+                start_bytes=arguments // target.device_count,
+                max_compiles=max_compiles,
+                earlier=tried.allowed(offload),
+            )
+        except BudgetInfeasible as error:
+            least = min(tried.allowed(offload), key=lambda trial: trial.peak_bytes)
+            if least.peak_bytes >= REFUSED and compiler.refusal is not None:
+                raise compiler.refusal from None
+            if not compiler.confirms(least):
+                continue
+            raise _said(error, step, limit, target, arguments, least.assignment) from None
+        if compiler.confirms(fitted.best):
+            best = fitted.best
+            decision = Decision(
+                problem=tried.problem,
+                assignment=best.assignment,
+                peak_bytes=best.peak_bytes,
+                compiles=compiler.compiles,
+            )
+            return Spent(decision=decision, made=compiler.made.get(_same(best.assignment)))
+
+
+class _Compiler:
+    """What a target's compiler makes of choices for a step. What is remembered on disk is a hint until it is confirmed.
+
+    Args:
+      step: without remat.
+      limit_bytes: of the peak.
+      target: what is compiled for.
+      tried: is added to.
+    """
+
+    def __init__(self, step: "TrainStep", limit_bytes: int, target: Target, tried: Tried):
+        self.step, self.limit_bytes, self.target, self.tried = step, limit_bytes, target, tried
+        self.peaks, self.remembers = Peaks.on_disk(), True
+        self.made: dict = {}
+        self.compiles = 0
+        self.refusal: Exception | None = None
+
+    def measure(self, assignment: Assignment) -> Measured:
+        """The peak of a choice, remembered or compiled."""
+        chosen = self._chosen(assignment)
+        key = _content(chosen, self.target)
+        own, found = self.peaks.own(key), self.peaks.get(key) if self.remembers else None
+        if own is not None or found is not None:
+            measured = Measured(**(own or found)._asdict(), fresh=False, confirmed=own is not None)
+        else:
+            measured = self.compiled(assignment)
+        self.tried.trials.append(measured.trial(assignment))
+        return measured
+
+    def compiled(self, assignment: Assignment) -> Measured:
+        """The peak of a choice as it is compiled now; over every budget where JAX or the compiler refuses it."""
+        from jaxmem.train._analysis import peak_of  # which knows steps
+
+        _logger.info(
+            "a budget of %s on %s: %s", format_bytes(self.limit_bytes), self.target.name, _so_far(self.tried.trials)
         )
-    except BudgetInfeasible as error:
-        known = f", of which the step's arguments are {format_bytes(arguments)}" if alone else ""
-        got = f"{error.got}, on {target.name}{known}"
-        shown = set(target.compiler_options) >= set(resolve_target("cpu").compiler_options)
-        hint = "" if target.platform != "cpu" or shown else _UNSEEN
-        raise BudgetInfeasible(wanted=error.wanted, got=got, do=error.do + hint) from None
-    return Decision(
-        problem=problem,
-        assignment=fitted.best.assignment,
-        peak_bytes=fitted.best.peak_bytes,
-        compiles=fitted.compiles,
-    )
+        self.compiles += 1
+        chosen = self._chosen(assignment)
+        try:
+            with whole_tracebacks():
+                peak, self.made[_same(assignment)] = peak_of(chosen, self.target)
+        except Exception as error:
+            if is_own_fault(error) or isinstance(error, JaxmemError):
+                raise
+            self.refusal = error
+            return Measured(peak_bytes=REFUSED)
+        self.peaks.put(_content(chosen, self.target), peak)
+        return Measured(**peak._asdict())
+
+    def confirms(self, trial: Trial) -> bool:
+        """Whether a compile says what is known of a choice; if not, nothing that was only remembered is known."""
+        if trial.confirmed:
+            return True
+        measured = self.compiled(trial.assignment)
+        confirmed = (measured.peak_bytes, measured.seconds) == (trial.peak_bytes, trial.seconds)
+        same = [t for t in self.tried.trials if _same(t.assignment) == _same(trial.assignment)]
+        self.tried.trials[:] = [t for t in self.tried.trials if t not in same and (confirmed or t.confirmed)]
+        self.tried.trials.append(measured.trial(trial.assignment))
+        self.remembers &= confirmed
+        return confirmed
+
+    def _chosen(self, assignment: Assignment) -> "TrainStep":
+        return self.step.with_decision(Decision(problem=self.tried.problem, assignment=assignment))
+
+
+def _same(assignment: Assignment) -> tuple:
+    """Equal for assignments that make the same program."""
+    return tuple(sorted(assignment.choices.items(), key=lambda item: item[0])), tuple(assignment.segments.items())
+
+
+def _said(
+    error: BudgetInfeasible,
+    step: "TrainStep",
+    limit_bytes: int,
+    target: Target,
+    arguments: int,
+    least: Assignment,
+) -> BudgetInfeasible:
+    """The refusal with what is known of the step beside the numbers."""
+    known = f", of which the step's arguments are {format_bytes(arguments)}" if target.device_count == 1 else ""
+    shown = set(target.compiler_options) >= set(resolve_target("cpu").compiler_options)
+    hint = "" if target.platform != "cpu" or shown else _UNSEEN
+    wanted = error.wanted
+    if limit_bytes == target.memory_bytes:
+        wanted += f", all that a device of {target.name} has"
+    return BudgetInfeasible(wanted=wanted, got=f"{error.got}, on {target.name}{known}", do=error.do + hint)
 
 
 def _so_far(trials: list[Trial]) -> str:

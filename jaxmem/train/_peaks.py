@@ -1,16 +1,19 @@
-"""Compiled peaks by content, on disk: asking twice compiles once."""
+"""Compiled peaks by content, on disk: asking twice compiles once. A remembered peak is a hint; a compile corrects it."""
 
 import contextlib
 import functools
+import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _VARIABLE = "JAXMEM_CACHE_DIR"
-_FIELDS = ("peak_bytes", "seconds")
+_SCHEMA = 2
+_MOST_BYTES = 4096  # of an entry; ours have a few hundred
 _COMPILERS = (
     "jax jaxlib jaxmem libtpu jax-cuda12-plugin jax-cuda13-plugin jax-cuda12-pjrt jax-cuda13-pjrt "
     "nvidia-cuda-nvcc-cu12 nvidia-cudnn-cu12"
@@ -18,13 +21,24 @@ _COMPILERS = (
 _SETTINGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
+class Peak(NamedTuple):
+    """What a compiler made of a program: bytes, and seconds of a step where it tells."""
+
+    peak_bytes: int
+    seconds: float | None
+
+
+# By folder and key, what this process put: it needs no second look.
+_OWN: dict[tuple[Path, str], Peak] = {}
+
+
 class Peaks:
-    """Small JSON files in a folder, one a program; what cannot be read or written is done without.
+    """Small JSON files in a folder, one a program; what is damaged, or cannot be read or written, is done without.
 
     >>> import tempfile
     >>> peaks = Peaks(tempfile.mkdtemp())
-    >>> peaks.put("0" * 64, {"peak_bytes": 7, "seconds": None}), peaks.get("0" * 64), peaks.get("1" * 64)
-    (None, {'peak_bytes': 7, 'seconds': None}, None)
+    >>> peaks.put("0" * 64, Peak(7, None)), peaks.get("0" * 64), peaks.get("1" * 64)
+    (None, Peak(peak_bytes=7, seconds=None), None)
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -39,21 +53,49 @@ class Peaks:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         return cls(os.path.join(base, "jaxmem"))
 
-    def get(self, key: str) -> dict[str, Any] | None:
-        """What was put, None where there is nothing that can be read."""
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.folder / f"{key}.json").read_text())
-            if isinstance(found, dict) and set(found) == set(_FIELDS):
-                return found
+    def get(self, key: str) -> Peak | None:
+        """What was put by the same versions, None where there is nothing that can be believed."""
+        path = self.folder / f"{key}.json"
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            if path.is_file():  # opening a pipe would wait for a writer
+                with path.open("rb") as file:
+                    return _peak(json.loads(file.read(_MOST_BYTES)), key)
         return None
 
-    def put(self, key: str, value: dict[str, Any]) -> None:
+    def own(self, key: str) -> Peak | None:
+        """What this process put, whatever has become of the file."""
+        return _OWN.get((self.folder, key))
+
+    def put(self, key: str, peak: Peak) -> None:
         """Remembers; a reader sees all of it or nothing."""
+        _OWN[self.folder, key] = peak
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self.folder, delete=False) as file:
-                json.dump(value, file)
-            os.replace(file.name, self.folder / f"{key}.json")
+                json.dump(_entry(peak, key), file)
+            try:
+                os.replace(file.name, self.folder / f"{key}.json")
+            except OSError:  # such as a folder in the entry's place
+                os.unlink(file.name)
+
+
+def _entry(peak: Peak, key: str) -> dict[str, Any]:
+    fields = {"schema": _SCHEMA, "versions": dict(versions()), **peak._asdict()}
+    said = json.dumps([key, fields], sort_keys=True)
+    return {**fields, "checksum": hashlib.sha256(said.encode()).hexdigest()}
+
+
+def _peak(entry: Any, key: str) -> Peak | None:
+    """The peak of an entry that is as `_entry` writes it: damage shows in its checksum, and its types are looked at."""
+    if not isinstance(entry, dict):
+        return None
+    size, seconds = entry.get("peak_bytes"), entry.get("seconds")
+    if type(size) is not int or not 0 < size < 2**63:
+        return None
+    if seconds is not None and not (type(seconds) is float and math.isfinite(seconds) and seconds > 0):
+        return None
+    peak = Peak(size, seconds)
+    return peak if entry == _entry(peak, key) else None
 
 
 @functools.lru_cache(maxsize=1)

@@ -26,7 +26,7 @@ from jaxmem.train._state import TrainState
 from jaxmem.workload import Workload, check_key, is_creator, path_string
 
 if TYPE_CHECKING:
-    from jaxmem.analysis import MemoryReport
+    from jaxmem.analysis import CompiledProgram, MemoryReport
 
 
 def make_train_step(
@@ -73,7 +73,13 @@ def make_train_step(
         raise ConfigError(wanted="a jaxmem.MemoryConfig", got=repr(config), do="Pass MemoryConfig(...).")
     check_widths(config)
     step = TrainStep(workload, config, target, mesh)
-    return step if config.budget is None else step.with_decision(decide(step, config.budget, resolve_target(target)))
+    if config.budget is None:
+        return step
+    resolved = resolve_target(target)
+    spent = decide(step, config.budget, resolved)
+    step = step.with_decision(spent.decision)
+    step.made = spent.made and (resolved, spent.made)
+    return step
 
 
 class TrainStep:
@@ -90,6 +96,7 @@ class TrainStep:
     ):
         self.workload, self.config, self.target, self.mesh = workload, config, target, mesh
         self.decision = decision  # what a remat budget was spent on
+        self.made: tuple[Target, CompiledProgram] | None = None  # what a target's compiler made of it for a budget
         self._tried = {} if tried is None else tried  # by `fit_budget`
         self._layout = Layout.of(workload, mesh)
         self._examination = self._reduction = None
@@ -205,9 +212,11 @@ class TrainStep:
         if resolved not in self._tried:
             self._tried[resolved] = Tried(pose_step(plain, resolved))
         limits = {"offload": offload, "max_compiles": max_compiles}
-        decision = fit_step(plain, size, resolved, self._tried[resolved], **limits)
+        spent = fit_step(plain, size, resolved, self._tried[resolved], **limits)
         config = dataclasses.replace(self.config, remat=f"auto:{size}B")
-        return TrainStep(self.workload, config, target, self.mesh, decision, self._tried)
+        step = TrainStep(self.workload, config, target, self.mesh, spent.decision, self._tried)
+        step.made = spent.made and (resolved, spent.made)
+        return step
 
     def with_decision(self, decision: Decision) -> "TrainStep":
         """This step with residuals kept as was decided; its own remat setting must be none or a budget."""

@@ -6,6 +6,7 @@ from jaxmem.remat.auto._auto import auto as auto
 from jaxmem.remat.auto._decision import Decision as Decision
 from jaxmem.remat.auto._decision import pose_call as pose_call
 from jaxmem.remat.auto._fit import MAX_COMPILES as MAX_COMPILES
+from jaxmem.remat.auto._search import REFUSED as REFUSED
 from jaxmem.remat.auto._fit import Measured as Measured
 from jaxmem.remat.auto._fit import fit as fit
 from jaxmem.remat.auto._fit import fit_budget as fit_budget
@@ -22,6 +23,7 @@ from jaxmem.remat.auto._solution import describe as describe
 
 __all__ = [
     "MAX_COMPILES",
+    "REFUSED",
     "Assignment",
     "Auto",
     "Decision",

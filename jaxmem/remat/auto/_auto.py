@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 
-from jaxmem._units import format_bytes
+from jaxmem._units import format_apart, format_bytes
 from jaxmem.budget import Budget, parse_budget
 from jaxmem.errors import BudgetInfeasible
 from jaxmem.remat.auto._assign import Assignment, smallest, within
@@ -58,9 +58,10 @@ class Auto:
         if least.total_bytes <= size:  # the solver ran out of time
             return least
         least = segments or least
+        wanted, got = format_apart(size, least.total_bytes)
         raise BudgetInfeasible(
-            wanted=f"residuals and a working set within {format_bytes(size)}",
-            got=f"at least {format_bytes(least.total_bytes)}: {format_bytes(least.kept_bytes)} of what blocks are "
+            wanted=f"residuals and a working set within {wanted}",
+            got=f"at least {got}: {format_bytes(least.kept_bytes)} of what blocks are "
             f"given and what is kept outside of them, and a working set of {format_bytes(least.working_bytes)}",
             do="Allow more bytes, or cut the batch into micro-batches.",
         )

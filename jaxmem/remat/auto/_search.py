@@ -4,13 +4,14 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
-from jaxmem._units import format_bytes
+from jaxmem._units import format_apart
 from jaxmem.errors import BudgetInfeasible
 from jaxmem.remat.auto._assign import Assignment, assign, plain, within
 from jaxmem.remat.auto._nested import nested
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._standard import repriced, standard
 
+REFUSED = 2**63  # the peak of a choice that JAX or the compiler refuses: over every budget
 _CLOSE = 0.99  # a peak of this share of the budget is not worth another compile
 _MARGIN = 0.002  # of the budget: how far below it to aim
 _NEAR = 1.02  # a peak of this share of the budget is one that another choice as cheap may bring below it
@@ -29,20 +30,27 @@ class Measured:
       peak_bytes: of the program.
       seconds: of a step, by the compiler's own estimate; None where it makes none.
       fresh: whether this took a compile.
+      confirmed: whether this process compiled it, now or before, and has not only read of it.
     """
 
     peak_bytes: int
     seconds: float | None = None
     fresh: bool = True
+    confirmed: bool = True
+
+    def trial(self, assignment: Assignment) -> "Trial":
+        """As known of a choice from now on."""
+        return Trial(assignment=assignment, peak_bytes=self.peak_bytes, seconds=self.seconds, confirmed=self.confirmed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One choice and what the compiler made of it."""
+    """One choice and what the compiler made of it; see `Measured`."""
 
     assignment: Assignment
     peak_bytes: int
     seconds: float | None = None
+    confirmed: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,7 +130,7 @@ class Search:
         found = self.measure(assignment)
         self.attempts += 1  # remembered or not, so that what is chosen does not depend on what is remembered
         self.compiles += found.fresh
-        self.trials.append(Trial(assignment=assignment, peak_bytes=found.peak_bytes, seconds=found.seconds))
+        self.trials.append(found.trial(assignment))
         return self.trials[-1]
 
     def by_size(self, room: float) -> None:
@@ -227,9 +235,10 @@ class Search:
         fitting = self.fitting
         if not fitting:
             reached = min(t.peak_bytes for t in self.trials)
+            wanted, got = format_apart(self.budget_bytes, reached)
             raise BudgetInfeasible(
-                wanted=f"a compiled peak of at most {format_bytes(self.budget_bytes)}",
-                got=f"{format_bytes(reached)} as the smallest of {len(self.trials)} that were compiled",
+                wanted=f"a compiled peak of at most {wanted}",
+                got=f"{got} as the smallest of {len(self.trials)} that were compiled",
                 do="Allow more bytes, or use more accumulation steps.",
             )
         by_seconds = self.objective == "seconds" and all(t.seconds is not None for t in fitting)

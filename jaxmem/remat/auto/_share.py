@@ -1,6 +1,6 @@
 """`within_share`: choices within a share of what the plain function keeps."""
 
-from jaxmem._units import format_bytes
+from jaxmem._units import format_apart, format_bytes
 from jaxmem.errors import BudgetInfeasible
 from jaxmem.remat.auto._assign import Assignment, smallest, within
 from jaxmem.remat.auto._nested import nested
@@ -23,9 +23,10 @@ def within_share(problem: Problem, share: float, *, objective: str = "seconds", 
     if segments is not None and segments.kept_bytes <= room:
         return segments
     least_bytes = min(each.kept_bytes for each in (least, segments) if each is not None)
+    wanted, got = format_apart(int(room), least_bytes)
     raise BudgetInfeasible(
-        wanted=f"at most {share:g} of the residuals, {format_bytes(int(room))} of {format_bytes(problem.plain_bytes)}",
-        got=f"at least {least_bytes / problem.plain_bytes:.3g}, {format_bytes(least_bytes)}: what blocks are given and "
+        wanted=f"at most {share:g} of the residuals, {wanted} of {format_bytes(problem.plain_bytes)}",
+        got=f"at least {least_bytes / problem.plain_bytes:.3g}, {got}: what blocks are given and "
         "what is kept outside of them",
         do="Allow a larger share.",
     )

@@ -137,6 +137,16 @@ def test_the_smallest_peak_reached_is_named():
     assert f"{min(map(compiler.peak, compiler.asked)) / 2**20:.1f}" in str(raised.value)
 
 
+def test_a_refusal_tells_a_byte_from_none():
+    compiler = Compiler()
+    with pytest.raises(BudgetInfeasible):
+        fit(problem(), compiler.offset, compiler)
+    reached = min(map(compiler.peak, compiler.asked))
+    with pytest.raises(BudgetInfeasible) as refused:
+        fit(problem(), reached - 1, Compiler())
+    assert f"{reached - 1:,} bytes" in refused.value.wanted and f"{reached:,} bytes" in refused.value.got
+
+
 def test_the_compilers_seconds_decide_where_there_are_any():
     slow = Compiler(seconds=lambda assignment: 1.0 + assignment.kept_bytes / 1e9)  # whatever is kept makes it slower
     _, high = ends()
