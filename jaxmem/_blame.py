@@ -6,13 +6,10 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 
-import jax
-
 from jaxmem._source import is_own
-from jaxmem.errors import JaxmemError
+from jaxmem.errors import BudgetInfeasible, DoesNotFitError, JaxmemError
 
-# What fails by the arguments it is given: whoever called it is to blame.
-_TOOLS = tuple(f"{os.sep}{name}{os.sep}" for name in ("numpy", "scipy"))
+_TOOLS = ("numpy", "scipy")  # what fails by the arguments it is given: whoever called it is to blame
 _LONGEST = 1200  # characters; a compiler's error may run to tens of thousands
 
 
@@ -27,24 +24,37 @@ def is_own_fault(error: BaseException) -> bool:
     """
     if isinstance(error, JaxmemError):
         return False
-    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        path = frame.f_code.co_filename
-        if is_own(path):
-            return True
-        if not _is_tool(path):
-            return False
-    return True
+    path = _raised_in(error)
+    return not path or is_own(path)
+
+
+def is_jax_refusal(error: BaseException) -> bool:
+    """Whether JAX, or a compiler that it called, raised it; told as by `is_own_fault`."""
+    return _package(_raised_in(error)) in ("jax", "jaxlib")
+
+
+def _raised_in(error: BaseException) -> str:
+    """The file of the innermost frame that is not of a mere tool; "" where there is none."""
+    frames = reversed([frame for frame, _ in traceback.walk_tb(error.__traceback__)])
+    return next((path for frame in frames if not _is_tool(path := frame.f_code.co_filename)), "")
 
 
 def _is_tool(path: str) -> bool:
-    stdlib = sysconfig.get_path("stdlib") + os.sep
-    in_stdlib = path.startswith(stdlib) and "site-packages" not in path
-    return in_stdlib or path.startswith("<frozen ") or any(name in path for name in _TOOLS)
+    in_stdlib = path.startswith(sysconfig.get_path("stdlib") + os.sep) and not _package(path)
+    return in_stdlib or path.startswith("<frozen ") or _package(path) in _TOOLS
+
+
+def _package(path: str) -> str:
+    """The installed package that a file is of; "" for others."""
+    _, installed, rest = path.rpartition(f"-packages{os.sep}")  # site-packages, dist-packages
+    return rest.split(os.sep)[0] if installed else ""
 
 
 @contextlib.contextmanager
 def whole_tracebacks() -> Iterator[None]:
     """Tracebacks keep JAX's own frames meanwhile: without them, what JAX raises seems to come from its caller."""
+    import jax  # the command line, which asks whose fault an error is, sets its environment first
+
     before = jax.config.jax_traceback_filtering
     jax.config.update("jax_traceback_filtering", "off")
     try:
@@ -54,12 +64,13 @@ def whole_tracebacks() -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """What an exception says, as one paragraph of bounded length; with its class where that is not jaxmem's.
+    """Why something cannot be had, as one paragraph of bounded length.
 
     >>> reason(TypeError("complex64 is not accepted"))
-    'TypeError: complex64 is not accepted'
+    'refused. TypeError: complex64 is not accepted'
     """
     text = " ".join(str(error).split())
     if not isinstance(error, JaxmemError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return f"{'does not fit' if isinstance(error, (BudgetInfeasible, DoesNotFitError)) else 'refused'}. {text}"

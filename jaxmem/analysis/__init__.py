@@ -3,10 +3,10 @@
 from jaxmem.analysis._analyze import analyze as analyze
 from jaxmem.analysis._build import analyze_program as analyze_program
 from jaxmem.analysis._build import compiled_program as compiled_program
-from jaxmem.analysis._compiled import CompiledProgram as CompiledProgram
 from jaxmem.analysis._compare import Comparison as Comparison
 from jaxmem.analysis._compare import compare as compare
 from jaxmem.analysis._compare import join_comparisons as join_comparisons
+from jaxmem.analysis._compiled import CompiledProgram as CompiledProgram
 from jaxmem.analysis._jaxpr_flops import JaxprFlops as JaxprFlops
 from jaxmem.analysis._jaxpr_flops import jaxpr_flops as jaxpr_flops
 from jaxmem.analysis._kind_paths import kinds_by_path as kinds_by_path

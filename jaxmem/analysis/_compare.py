@@ -1,5 +1,6 @@
 """`compare`: several variants of one program, row by row."""
 
+import contextlib
 import dataclasses
 import json
 import platform
@@ -9,14 +10,14 @@ from typing import Any
 import jax
 import jaxlib.version
 
+from jaxmem._blame import is_own_fault, reason, whole_tracebacks
 from jaxmem._units import format_bytes
 from jaxmem.analysis._analyze import analyze_variant
 from jaxmem.analysis._program import Program, as_program, known
+from jaxmem.analysis._progress import Progress, on_terminal
 from jaxmem.analysis._report import MemoryReport
-from jaxmem.errors import BudgetInfeasible, InputError, RematWithoutEffect
+from jaxmem.errors import InputError, RematWithoutEffect
 from jaxmem.targets import Target, resolve_target
-
-Progress = Callable[[str, str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,8 @@ class Comparison:
       target: name of the target.
       provenance: where the bytes are from.
       versions: (package, version) pairs.
-      refused: (name, why) of variants under a budget that no choice stays within.
+      refused: (name, why) of variants that cannot be had: a budget that no choice stays within, names that nothing
+        offers, what JAX or the target's compiler refuses.
     """
 
     rows: tuple[MemoryReport, ...]
@@ -99,12 +101,12 @@ def compare(
         `args`); or what other packages register, such as a `MemoryConfig` with a workload as `args`.
       *args: arrays or `jax.ShapeDtypeStruct` that all variants are given.
       target: "local" (None), "cpu" or a `Target`.
-      progress: called with a variant's name and "tracing", "compiling" or "done".
+      progress: called with a variant's name and "tracing", "compiling" or "done"; without it a terminal shows a line.
 
     Raises:
-      BudgetInfeasible: no variant stays within its remat budget; where some do, the others are `refused`.
       RematWithoutEffect: a remat setting that leaves the residuals unchanged.
-      InputError: no variants, or one that cannot be analysed.
+      InputError: no variants. Whatever the first of them raises, such as BudgetInfeasible, where all are refused;
+        where some are not, the others are `refused`.
 
     >>> import jax, jax.numpy as jnp
     >>> def loss(w, x):
@@ -121,29 +123,44 @@ def compare(
             do="Pass for example {'none': loss, 'full': jax.checkpoint(loss)}.",
         )
     resolved = resolve_target(target)
-    tell = progress or (lambda name, stage: None)
-    prepared, refused = {}, {}
-    for name, variant in variants.items():
-        tell(name, "tracing")
+    errors: dict[str, Exception] = {}
+
+    def unless_refused(name: str, make: Callable[[], Any]) -> Any:
+        """What `make` returns; None, and the error remembered, where the variant is refused."""
         try:
-            program = as_program(variant, *args, name=name, target=resolved)
-        except BudgetInfeasible as error:
-            refused[name] = str(error)
-            if len(refused) == len(variants):
+            return make()
+        except Exception as error:
+            if isinstance(error, RematWithoutEffect) or is_own_fault(error):
                 raise
-            continue
-        if isinstance(program, Program):
-            program = program.resolved()
-            check_remat_effect(program)
-        prepared[name] = program
+            errors[name] = error
+            if len(errors) == len(variants):
+                raise next(iter(errors.values())) from None
+            return None
+
+    def traced(name: str) -> Any:
+        program = as_program(variants[name], *args, name=name, target=resolved)
+        return program.resolved() if isinstance(program, Program) else program
+
     rows = []
-    for name, program in prepared.items():
-        tell(name, "compiling")
-        rows.append(analyze_variant(program, name=name, target=resolved))
-        tell(name, "done")
+    shown = on_terminal(len(variants)) if progress is None else contextlib.nullcontext(progress)
+    with whole_tracebacks(), shown as tell:
+        prepared = {}
+        for name in variants:
+            tell(name, "tracing")
+            program = unless_refused(name, lambda name=name: traced(name))
+            if isinstance(program, Program):
+                check_remat_effect(program)
+            if program is not None:
+                prepared[name] = program
+        for name, program in prepared.items():
+            tell(name, "compiling")
+            row = unless_refused(name, lambda: analyze_variant(program, name=name, target=resolved))  # noqa: B023
+            rows += [] if row is None else [row]
+            tell(name, "done")
     rows = [_borne_out(row, rows) for row in rows]
+    refused = tuple((name, reason(errors[name])) for name in variants if name in errors)
     versions = (("jax", jax.__version__), ("jaxlib", jaxlib.version.__version__), ("python", platform.python_version()))
-    return Comparison(rows=tuple(rows), target=resolved.name, versions=versions, refused=tuple(refused.items()))
+    return Comparison(rows=tuple(rows), target=resolved.name, versions=versions, refused=refused)
 
 
 def _borne_out(row: MemoryReport, rows: list[MemoryReport]) -> MemoryReport:

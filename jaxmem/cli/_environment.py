@@ -23,11 +23,12 @@ def defaults(environment: Mapping[str, str], *, has_accelerator: bool) -> dict[s
     tries to start, prints a traceback, and spoils compiles for targets that are not attached.
 
     >>> defaults({}, has_accelerator=False)
-    {'TF_CPP_MIN_LOG_LEVEL': '3', 'JAX_PLATFORMS': 'cpu'}
+    {'TF_CPP_MIN_LOG_LEVEL': '3', 'JAX_TRACEBACK_FILTERING': 'off', 'JAX_PLATFORMS': 'cpu'}
     >>> defaults({"JAX_PLATFORMS": "cuda", "TF_CPP_MIN_LOG_LEVEL": "0"}, has_accelerator=False)
-    {}
+    {'JAX_TRACEBACK_FILTERING': 'off'}
     """
-    wanted = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    # Without JAX's own frames what JAX raises would be taken for a fault of its caller, jaxmem.
+    wanted = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_TRACEBACK_FILTERING": "off"}
     if not has_accelerator:
         wanted["JAX_PLATFORMS"] = "cpu"
     return {name: value for name, value in wanted.items() if not environment.get(name)}

@@ -6,6 +6,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 
+from jaxmem._blame import is_jax_refusal
 from jaxmem.errors import BudgetInfeasible, DoesNotFitError, JaxmemError
 
 DONE, DOES_NOT_FIT, BAD_INPUT, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
@@ -46,6 +47,8 @@ def explain(error: BaseException) -> Problem:
     if frame is not None:
         where = f"{os.path.basename(frame.filename)}, line {frame.lineno}, in {frame.name}"
         return Problem(exit_code=BAD_INPUT, text=f"jaxmem: error: {what} Raised from {where}. {DEBUG_HINT}")
+    if is_jax_refusal(error):
+        return Problem(exit_code=BAD_INPUT, text=f"jaxmem: error: {what} {DEBUG_HINT}")
     return Problem(exit_code=INTERNAL, text=f"jaxmem: internal error: {what} {DEBUG_HINT}")
 
 

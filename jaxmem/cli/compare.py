@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jaxmem.cli._errors import DOES_NOT_FIT
+from jaxmem.cli._errors import DOES_NOT_FIT, INTERNAL, explain
 from jaxmem.cli._options import (
     AccumulationSteps,
     ConfigFile,
@@ -21,7 +21,7 @@ from jaxmem.cli._options import (
 )
 from jaxmem.cli._output import Outputs, clean_stdout
 from jaxmem.cli._status import stages
-from jaxmem.errors import BudgetInfeasible
+from jaxmem.errors import RematWithoutEffect
 from jaxmem.policy import PRESETS
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def compare(
 ):
     """Compile one training step under each remat preset, and compare bytes and recomputation.
 
-    Exit code 1 says that none of them fits, or that one failed --verify.
+    What a preset's names, JAX or a target's compiler refuses is said below the rows of the others. Exit code 1 says
+    that none of them fits, or that one failed --verify.
     """
     from jaxmem.cli._environment import start_jax
 
@@ -97,10 +98,12 @@ def compare(
                     comparison = jaxmem.compare(
                         variants, workload, target=name, progress=lambda row, what, on=on: stage(f"{what} {row}{on}")
                     )
-                except BudgetInfeasible as error:
-                    if name == targets[-1] and not comparisons:
+                except Exception as error:  # of the first variant, where all are refused
+                    problem = explain(error)
+                    last = name == targets[-1] and not comparisons
+                    if last or isinstance(error, RematWithoutEffect) or problem.exit_code == INTERNAL:
                         raise
-                    print(f"jaxmem: does not fit: {error}", file=sys.stderr)
+                    print(problem.text, file=sys.stderr)
                     continue
                 comparisons.append(comparison)
                 verified.append(_verify(workload, variants, comparison, name, stage) if verify else {})

@@ -99,7 +99,7 @@ def render_comparison(comparison: Comparison) -> Group:
         _title(f"target {comparison.target}", rows),
         _Columns(rows),
         *_verdicts(rows),
-        *(Text(f"\n{name}: does not fit. {why}") for name, why in comparison.refused),
+        *(Text(f"\n{name}: {why}") for name, why in comparison.refused),
         *_notes(rows),
     )
 

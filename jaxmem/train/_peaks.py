@@ -1,4 +1,4 @@
-"""Compiled peaks by content, on disk: asking twice compiles once. A remembered peak is a hint; a compile corrects it."""
+"""Compiled peaks by content, on disk. A remembered peak is a hint, which a compile confirms or corrects."""
 
 import contextlib
 import functools

@@ -65,6 +65,48 @@ def test_a_remat_setting_without_effect_stops_before_any_compile():
         compare({"a": plain, "b": dead})
 
 
+def refused_by_jax(w, x):
+    return jnp.dot(w[0], jnp.ones(5)) + x.sum()
+
+
+def test_a_variant_that_jax_refuses_costs_one_row():
+    variants = {"jax": refused_by_jax, "user": lambda w, x: {}["missing"], "none": VARIANTS["none"], "arity": jnp.sin}
+    table = compare(variants, WEIGHTS, INPUTS, target="cpu")
+    assert [row.name for row in table.rows] == ["none"]
+    why = dict(table.refused)
+    assert list(why) == ["jax", "user", "arity"]
+    assert why["jax"].startswith("refused. TypeError: dot_general") and "KeyError: 'missing'" in why["user"]
+    assert "2 of them" in why["arity"] and "\n" not in "".join(why.values())
+    assert str(table).splitlines()[-3:] == [f"{name}: {text}" for name, text in table.refused]
+    with pytest.raises(TypeError, match="dot_general"):  # the first one's, where there is no other row
+        compare({"jax": refused_by_jax, "user": variants["user"]}, WEIGHTS, INPUTS, target="cpu")
+
+
+def test_a_program_that_its_compiler_refuses_costs_one_row():
+    table = compare({"p": program(), "typo": program(compiler_options={"xla_no_such_option": True})})
+    assert [row.name for row in table.rows] == ["p"] and "xla_no_such_option" in dict(table.refused)["typo"]
+
+
+def test_a_fault_of_jaxmem_is_no_row():
+    def broken():
+        exec(compile("{}['own']", compare.__code__.co_filename, "exec"))
+
+    with pytest.raises(KeyError, match="own"):
+        compare({"p": program(), "broken": program(modelled_flops=broken)})
+
+
+def test_a_terminal_shows_what_a_comparison_is_at(capsys, monkeypatch):
+    compare({"sin": jnp.sin}, 1.0)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    compare({"sin": jnp.sin, "cos": jnp.cos}, 1.0)
+    shown = [line.strip() for line in capsys.readouterr().err.split("\r\x1b[K")]
+    said = [
+        f"jaxmem: {stage} {what} …" for stage in ("tracing", "compiling") for what in ("sin (1 of 2)", "cos (2 of 2)")
+    ]
+    assert shown == ["", *said, ""]
+
+
 def test_a_remat_setting_with_an_effect_or_none_at_all_passes():
     fewer = program(remat="full", saved_residual_bytes=10, plain_residual_bytes=100)
     plain = program(saved_residual_bytes=100, plain_residual_bytes=100)

@@ -223,6 +223,28 @@ def test_a_budget_that_nothing_stays_within_loses_no_other_row(capfd, model):
     assert ran.code == 0 and "auto:0.0001: does not fit. Wanted at most 0.0001 of the residuals" in ran.out
 
 
+def test_what_jax_or_a_preset_refuses_loses_no_other_row(capfd, tmp_path):
+    source = """
+import jax, jax.numpy as jnp, optax, jaxmem
+def layer(x, w): return jnp.tanh((x @ (w + 1j * w)).real) + x, None
+def loss(ws, x): return jnp.mean(jax.lax.scan(layer, x, ws)[0] ** 2)
+def workload(): return jaxmem.Workload(loss, jnp.ones((3, 8, 8)), jnp.ones((4, 8)), optax.adam(0.1))
+"""
+    path = tmp_path / "fourier.py"
+    path.write_text(source)
+    refused = ("compare", path, "--remat", "dots,minimal,auto:8B,full", "--target", "cpu")
+    ran = run(capfd, *refused, "--json", "-")
+    assert ran.code == 0, ran.err
+    table = json.loads(ran.out)
+    assert [row["name"] for row in table["rows"]] == ["full"]
+    why = table["refused"]
+    assert "reduce_precision" in why["dots"] and "query_proj" in why["minimal"] and "smallest" in why["auto:8B"]
+    ran = run(capfd, *refused)
+    assert "dots: refused. TypeError" in ran.out and "auto:8B: does not fit. " in ran.out
+    ran = run(capfd, "compare", path, "--remat", "dots", "--target", "cpu")
+    assert ran.code == 2 and "reduce_precision" in ran.err and "internal" not in ran.err
+
+
 def test_a_target_that_a_budget_is_too_small_for_loses_no_other(capfd, model):
     ran = run(capfd, "compare", model, "--remat", "none", "--target", "local,cpu", "--json", "-")
     local, cpu = (row["peak_bytes"] for row in json.loads(ran.out)["rows"])

@@ -6,7 +6,6 @@ from jaxmem.remat.auto._auto import auto as auto
 from jaxmem.remat.auto._decision import Decision as Decision
 from jaxmem.remat.auto._decision import pose_call as pose_call
 from jaxmem.remat.auto._fit import MAX_COMPILES as MAX_COMPILES
-from jaxmem.remat.auto._search import REFUSED as REFUSED
 from jaxmem.remat.auto._fit import Measured as Measured
 from jaxmem.remat.auto._fit import fit as fit
 from jaxmem.remat.auto._fit import fit_budget as fit_budget
@@ -15,6 +14,7 @@ from jaxmem.remat.auto._frontier import FrontierPoint as FrontierPoint
 from jaxmem.remat.auto._frontier import frontier as frontier
 from jaxmem.remat.auto._problem import Problem as Problem
 from jaxmem.remat.auto._rates import Rates as Rates
+from jaxmem.remat.auto._search import REFUSED as REFUSED
 from jaxmem.remat.auto._search import Trial as Trial
 from jaxmem.remat.auto._share import within_share as within_share
 from jaxmem.remat.auto._solution import Solution as Solution

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jaxmem._blame import is_own_fault, reason, whole_tracebacks
 from jaxmem._units import format_bytes, format_flops, format_seconds
 from jaxmem.remat._checkpoint import checkpoint_unchecked
 from jaxmem.remat._table import aligned
@@ -55,12 +56,14 @@ class Frontier:
       points: what was chosen, the fewest bytes first.
       policies: JAX's own at the same blocks.
       objective: what the points minimise.
+      refused: (name, why) of policies that JAX refuses for this function.
     """
 
     points: tuple[FrontierPoint, ...]
     policies: tuple[FrontierPoint, ...]
     objective: str
     provenance: str = "modelled"
+    refused: tuple[tuple[str, str], ...] = ()
 
     def figure(self) -> "Figure":
         """A plotly figure of bytes against price; `.figure().write_html("frontier.html")` is a page of it."""
@@ -85,7 +88,8 @@ class Frontier:
             sizes = format_bytes(p.kept_bytes), format_bytes(p.total_bytes), format_flops(int(p.recompute_flops))
             price = format_seconds(p.price) if self.objective == "seconds" else "-"
             lines.append((*sizes, format_seconds(p.recompute_seconds), price, p.name))
-        return aligned(lines, right=len(lines[0]))
+        refused = [f"{name}: {why}" for name, why in self.refused]
+        return "\n".join([aligned(lines, right=len(lines[0])), *refused])
 
 
 def frontier(
@@ -130,10 +134,18 @@ def frontier(
             better = within(problem, float(size), objective=objective, offload=offload)
             if better is not None and (not found or better.price < found[-1].price):
                 found.append(better)
-        policies = tuple(
-            _of_policy(program, name, choice, rates) for name, choice in standard(problem, objective=objective).items()
+        policies, refused = [], []
+        for name, choice in standard(problem, objective=objective).items():
+            try:
+                with whole_tracebacks():
+                    policies.append(_of_policy(program, name, choice, rates))
+            except Exception as error:
+                if is_own_fault(error):
+                    raise
+                refused.append((name, reason(error)))
+        return Frontier(
+            points=tuple(map(_point, found)), policies=tuple(policies), objective=objective, refused=tuple(refused)
         )
-        return Frontier(points=tuple(map(_point, found)), policies=policies, objective=objective)
 
     return curve
 

@@ -54,6 +54,19 @@ def test_what_a_policy_runs_again_is_what_jax_does(curve):
     assert kept["full"] < kept["dots"] < kept["none"] == remat.residual_bytes(loss, WEIGHTS, X)
 
 
+def test_policies_that_jax_refuses_cost_no_others():
+    def complex_layer(x, w):
+        return x + jnp.tanh((x @ (w + 1j * w)).real), None
+
+    ws = 0.1 * jnp.ones((3, 8, 8))
+    curve = remat.frontier(lambda w, x: jax.lax.scan(complex_layer, x, w)[0].sum())(ws, jnp.ones((4, 8)))
+    assert len(curve.points) > 1 and [policy.name for policy in curve.policies] == ["full", "none"]
+    assert [name for name, _ in curve.refused] == ["dots_no_batch", "dots"]
+    assert "dots: refused. TypeError: reduce_precision does not accept dtype complex64" in str(curve)
+    assert [name for name, _ in json.loads(curve.to_json())["refused"]] == ["dots_no_batch", "dots"]
+    assert list(curve.figure().data[2].text) == ["full", "none"]
+
+
 def test_nothing_to_keep_is_a_frontier_of_one_point():
     curve = remat.frontier(jnp.sum)(jnp.ones(3))
     assert [point.price for point in curve.points] == [0.0]
