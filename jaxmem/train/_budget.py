@@ -22,6 +22,7 @@ from jaxmem.remat.auto import (
     Rates,
     Trial,
     fit,
+    in_the_way,
     pose_call,
     within_share,
 )
@@ -132,7 +133,7 @@ def fit_step(
                 raise compiler.refusal from None
             if not compiler.confirms(least):
                 continue
-            raise _said(error, step, limit, target, arguments, least.assignment) from None
+            raise _said(error, tried.problem, limit, target, arguments, least.assignment) from None
         if compiler.confirms(fitted.best):
             best = fitted.best
             decision = Decision(
@@ -216,7 +217,7 @@ def _same(assignment: Assignment) -> tuple:
 
 def _said(
     error: BudgetInfeasible,
-    step: "TrainStep",
+    problem: Problem,
     limit_bytes: int,
     target: Target,
     arguments: int,
@@ -229,7 +230,8 @@ def _said(
     wanted = error.wanted
     if limit_bytes == target.memory_bytes:
         wanted += f", all that a device of {target.name} has"
-    return BudgetInfeasible(wanted=wanted, got=f"{error.got}, on {target.name}{known}", do=error.do + hint)
+    got = f"{error.got}, on {target.name}{known}; the largest that it keeps are {in_the_way(problem, least)}"
+    return BudgetInfeasible(wanted=wanted, got=got, do=error.do + hint)
 
 
 def _so_far(trials: list[Trial]) -> str:

@@ -20,6 +20,7 @@ from jaxmem.remat.auto._share import within_share as within_share
 from jaxmem.remat.auto._solution import Solution as Solution
 from jaxmem.remat.auto._solution import SolvedValue as SolvedValue
 from jaxmem.remat.auto._solution import describe as describe
+from jaxmem.remat.auto._solution import in_the_way as in_the_way
 
 __all__ = [
     "MAX_COMPILES",
@@ -40,6 +41,7 @@ __all__ = [
     "fit",
     "fit_budget",
     "frontier",
+    "in_the_way",
     "pose_call",
     "within_share",
 ]

@@ -13,7 +13,7 @@ from jaxmem.remat.auto._nested import nested
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.auto._share import within_share
-from jaxmem.remat.auto._solution import Solution
+from jaxmem.remat.auto._solution import Solution, in_the_way
 from jaxmem.targets import Target, resolve_target
 
 
@@ -62,7 +62,8 @@ class Auto:
         raise BudgetInfeasible(
             wanted=f"residuals and a working set within {wanted}",
             got=f"at least {got}: {format_bytes(least.kept_bytes)} of what blocks are "
-            f"given and what is kept outside of them, and a working set of {format_bytes(least.working_bytes)}",
+            f"given and what is kept outside of them, and a working set of {format_bytes(least.working_bytes)}; the "
+            f"largest are {in_the_way(problem, least)}",
             do="Allow more bytes, or cut the batch into micro-batches.",
         )
 

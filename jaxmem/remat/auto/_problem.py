@@ -11,6 +11,7 @@ from jax.core import Tracer
 
 from jaxmem._compat import effect_names, without_tangents
 from jaxmem.remat._kept import kept_values, num_bytes
+from jaxmem.remat._residuals import Residual, residuals
 from jaxmem.remat.auto._candidates import candidates
 from jaxmem.remat.auto._forward import Forward, capture, is_float
 from jaxmem.remat.auto._rates import Rates
@@ -109,6 +110,16 @@ class Problem:
     def plain_bytes(self) -> int:
         """Kept without remat, by the whole function; differentiates it, which takes seconds where it is long."""
         return self.program.kept_bytes(self.program) // self.shards
+
+    @functools.cached_property
+    def outside(self) -> tuple[Residual, ...]:
+        """What is kept outside of blocks, value by value: what differentiation keeps where blocks keep nothing.
+
+        Of the whole batch, on all devices together.
+        """
+        fn = self.program.apply(_keeping_nothing)
+        given, rest = self.program.split()
+        return residuals(lambda g, r: fn(*self.program.joined(g, r)), given, rest, argnums=0).rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -239,6 +250,19 @@ def _scans(program: Program) -> dict[str, int]:
     return lengths
 
 
+def _keeping_nothing(fn: Callable, *, scanned: bool, name: str) -> Callable:
+    @jax.custom_vjp
+    def block(*args):
+        return list(fn(*args))
+
+    block.defvjp(lambda *primals: (list(fn(*(p.value for p in primals))), ()), _never, symbolic_zeros=True)
+    return lambda *args: without_tangents(block(*args))
+
+
+def _never(*_):
+    raise NotImplementedError("only what is kept for it is looked at")
+
+
 def _look(program: Program, found: dict[str, FoundBlock]):
     """Differentiates with a rule that looks: which inputs of each block get a gradient, its forward pass with that, and
     the bytes that are kept where blocks keep no more than the inputs that they need.
@@ -262,10 +286,7 @@ def _look(program: Program, found: dict[str, FoundBlock]):
                 captured[key] = capture(fn, values, flags[name])
             return list(fn(*values)), [values[i] for i in captured[key].inputs_used()]
 
-        def backward(_, cotangents):  # never runs: only what is kept for it is looked at
-            raise NotImplementedError
-
-        block.defvjp(forward, backward, symbolic_zeros=True)
+        block.defvjp(forward, _never, symbolic_zeros=True)
         return lambda *args: without_tangents(block(*args))
 
     around = program.kept_bytes(program.apply(wrap))

@@ -5,6 +5,7 @@ from jaxmem.errors import BudgetInfeasible
 from jaxmem.remat.auto._assign import Assignment, smallest, within
 from jaxmem.remat.auto._nested import nested
 from jaxmem.remat.auto._problem import Problem
+from jaxmem.remat.auto._solution import in_the_way
 
 
 def within_share(problem: Problem, share: float, *, objective: str = "seconds", offload: bool = False) -> Assignment:
@@ -22,11 +23,12 @@ def within_share(problem: Problem, share: float, *, objective: str = "seconds", 
         return least
     if segments is not None and segments.kept_bytes <= room:
         return segments
-    least_bytes = min(each.kept_bytes for each in (least, segments) if each is not None)
+    least = min((each for each in (least, segments) if each is not None), key=lambda each: each.kept_bytes)
+    least_bytes = least.kept_bytes
     wanted, got = format_apart(int(room), least_bytes)
     raise BudgetInfeasible(
         wanted=f"at most {share:g} of the residuals, {wanted} of {format_bytes(problem.plain_bytes)}",
         got=f"at least {least_bytes / problem.plain_bytes:.3g}, {got}: what blocks are given and "
-        "what is kept outside of them",
+        f"what is kept outside of them; the largest are {in_the_way(problem, least)}",
         do="Allow a larger share.",
     )

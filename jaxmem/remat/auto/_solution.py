@@ -3,11 +3,13 @@
 import dataclasses
 import itertools
 import json
+import math
 from typing import Any
 
 from jaxmem._units import format_bytes, format_seconds
 from jaxmem.policy import Policy
-from jaxmem.remat._origin import origin
+from jaxmem.remat._origin import origin, source_line
+from jaxmem.remat._residuals import Residual
 from jaxmem.remat._table import aligned
 from jaxmem.remat.auto._assign import Assignment
 from jaxmem.remat.auto._forward import Forward
@@ -16,6 +18,7 @@ from jaxmem.remat.auto._problem import Problem
 
 FATES = ("keep", "offload", "recompute")
 _WORTH_A_NAME = 0.01
+_NAMED = 3  # values that a refusal names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,6 +81,7 @@ class Solution:
       more_buys_seconds: recompute seconds that one more GiB would save.
       peak_bytes: of the step, as compiled; None where nothing was.
       promise: the strength of the budget's promise, "compiled" for a peak, else "modelled".
+      outside: what is kept outside of blocks, whatever is chosen, the largest first; of the whole batch.
     """
 
     values: tuple[SolvedValue, ...]
@@ -94,6 +98,7 @@ class Solution:
     more_buys_seconds: float | None = None
     peak_bytes: int | None = None
     promise: str = "modelled"
+    outside: tuple[Residual, ...] = ()
 
     def policy(self) -> tuple[Policy, tuple[str, ...]]:
         """What is kept and offloaded as a named policy, and the lines in which to give the names that are missing.
@@ -141,9 +146,12 @@ class Solution:
         """A table of what is kept, and a line of totals."""
         lines = [["bytes", "layers", "fate", "dtype[shape]", "name", "op", "module", "source"]]
         for v in self.values:
-            shape = f"{v.dtype}[{','.join(map(str, v.shape))}]"
-            what = (v.fate, shape, v.name or "-", v.op, v.module or "-", v.source or "-")
+            what = (v.fate, _shape(v), v.name or "-", v.op, v.module or "-", v.source or "-")
             lines.append([f"{v.size_bytes:,}", str(v.layers), *what])
+        for row in self.outside:
+            if row.size_bytes >= _WORTH_A_NAME * self.kept_bytes:
+                what = ("outside", _shape(row), row.name or "-", row.op, row.module or "-", row.source or "-")
+                lines.append([f"{row.size_bytes:,}", "-", *what])
         kept = (
             f"{format_bytes(self.kept_bytes)} kept of {format_bytes(self.plain_bytes)}, working set "
             f"{format_bytes(self.working_bytes)}, {format_seconds(self.recompute_seconds)} recomputed; modelled"
@@ -157,6 +165,22 @@ class Solution:
                 f"; one more GiB would save {format_seconds(more)}" if more > 0 else "; more bytes would save nothing"
             )
         return f"{aligned(lines, right=2)}\n{kept}."
+
+
+def _shape(value: "SolvedValue | Residual") -> str:
+    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+
+
+def in_the_way(problem: Problem, assignment: Assignment) -> str:
+    """The largest values that an assignment keeps, in blocks and outside, as "a, b and c"; modelled."""
+    inside = describe(problem, assignment, budget_bytes=None, more=None, peak_bytes=None).values
+    rows = [(v.size_bytes, v.op, f"{v.layer} × {v.layers}", v.source) for v in inside if v.fate == "keep"]
+    rows += [(r.size_bytes // problem.shards, r.op, "outside of blocks", r.source) for r in problem.outside]
+    texts = [
+        f"{format_bytes(size)} {'input' if op == 'argument' else op} ({where}{', ' if source else ''}{source})"
+        for size, op, where, source in sorted(rows, key=lambda row: -row[0])[:_NAMED]
+    ]
+    return " and ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))
 
 
 def _anchor(forward: Forward, v) -> Anchor | None:
@@ -181,7 +205,7 @@ def describe(
         counts.setdefault((problem.group_of[name], choice), []).append(name)
     for (at, choice), names in counts.items():
         group = problem.groups[at]
-        c, layers = group.candidates, group.times * len(names)
+        c, layers = group.candidates, _kept_times(problem, assignment, names[0], group.times) * len(names)
         kept, away = set(choice.kept), set(choice.offloaded)
         for i, v in enumerate(c.values):
             fate = "keep" if i in kept else "offload" if i in away else "recompute" if c.is_residual[i] else None
@@ -199,7 +223,7 @@ def describe(
                     name=made.name,
                     op=made.op,
                     module=made.module,
-                    source=made.source,
+                    source=made.source or _first_line(c.forward.jaxpr),
                     shape=tuple(v.aval.shape),
                     dtype=str(v.aval.dtype),
                     size_bytes=int(c.value_bytes[i]) * layers,
@@ -223,4 +247,17 @@ def describe(
         more_buys_seconds=more,
         peak_bytes=peak_bytes,
         promise="modelled" if peak_bytes is None else "compiled",
+        outside=problem.outside,
     )
+
+
+def _kept_times(problem: Problem, assignment: Assignment, name: str, times: int) -> int:
+    """How often a block's values are kept: in segments, an input for each of them."""
+    if name not in assignment.segments:
+        return times
+    return math.ceil(problem.scans[name] / assignment.segments[name][0])
+
+
+def _first_line(jaxpr) -> str:
+    """Where a block begins: an input of it has no line of its own."""
+    return next(filter(None, map(source_line, jaxpr.eqns)), "")
