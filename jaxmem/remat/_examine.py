@@ -12,9 +12,10 @@ from jaxmem.errors import RematWithoutEffect
 from jaxmem.policy import Policy, as_policy, matches
 from jaxmem.remat._kept import num_bytes
 from jaxmem.remat._offers import Offers, check_names
-from jaxmem.remat._residuals import ResidualTable, residuals
+from jaxmem.remat._residuals import Residual, ResidualTable, residuals
 from jaxmem.remat.blocks import find_blocks
 from jaxmem.remat.blocks._facts import is_nested_scan
+from jaxmem.remat.blocks._marked import without_marked
 
 _LOOPS = ("scan", "while")
 _NEARLY_ALL = 0.9  # a block that makes this share of a loss's values is the whole loss
@@ -29,6 +30,7 @@ class Examination:
       warnings: sentences on what the policy does not do, with the reason.
       names: the names that the policy was offered.
       blocks: number of calls of blocks in the traced program; a scan's body is called once.
+      outside: what is kept outside of blocks, value by value, whatever the policy; traces the loss once more.
       inside: there are blocks in something that is recomputed as a whole (a segment of `nested_scan`, a
         checkpoint of the user's own). What they keep, they keep while that is recomputed, so that the
         policy shows in the peak and not in the residuals of the forward pass.
@@ -39,6 +41,7 @@ class Examination:
     names: tuple[str, ...] = ()
     blocks: int = 0
     inside: bool = False
+    outside: Callable[[], tuple[Residual, ...]] = lambda: ()
 
 
 def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = None) -> Examination:
@@ -94,7 +97,16 @@ def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = N
         names=tuple(sorted(offers.names)),
         blocks=offers.blocks,
         inside=inside,
+        outside=lambda: _outside(traced, args, argnums),
     )
+
+
+def _outside(traced, args, argnums: int | None) -> tuple[Residual, ...]:
+    """What differentiation keeps where blocks keep nothing."""
+    program = without_marked(traced.jaxpr)
+    if program is None:
+        return ()
+    return residuals(lambda *args: program(traced.consts, *jax.tree.leaves(args)), *args, argnums=argnums).rows
 
 
 def _dots(policy: Policy, offers: Offers) -> list[str]:

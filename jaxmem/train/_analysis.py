@@ -6,6 +6,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 
+from jaxmem._units import format_bytes
 from jaxmem.analysis import (
     CompiledProgram,
     MemoryReport,
@@ -19,6 +20,8 @@ from jaxmem.analysis import (
 )
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import InputError, RematWarning, WorkloadError
+from jaxmem.policy import as_policy
+from jaxmem.remat import Examination
 from jaxmem.targets import Target, on_target, resolve_target
 from jaxmem.train._loss import partition
 from jaxmem.train._peaks import Peak
@@ -36,6 +39,9 @@ _NARROW_SUMS = (
     "Gradients of {} micro-batches are summed in {}: what is small beside the sum so far is lost. "
     'accumulator_dtype="float32" loses nothing.'
 )
+
+_WORTH_SAYING = 0.1  # of what full rematerialisation keeps
+_FULL = as_policy("full")
 
 _WHEN = {"once": "once, after the last micro-batch", "each": "with each micro-batch"}
 
@@ -103,6 +109,9 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
         notes = (*notes, str(step.added))
     if policy.offload and target.platform == "cpu":
         notes = (*notes, _NOT_EVIDENCED)
+    if policy == _FULL:
+        with on_target(target), step.entered():
+            notes = (*notes, *_left(step.examine()))
     if step.decision is not None and step.config.budget is not None:
         notes = (*notes, str(step.solution()).splitlines()[-1])
     if _sums_narrowly(step.config):
@@ -131,6 +140,22 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
         notes=(*notes, *seen),
         made=step.made[1] if step.made is not None and step.made[0] == target else None,
     )
+
+
+def _left(found: Examination) -> list[str]:
+    """What full rematerialisation leaves: a loss's logits, what lies before the first block."""
+    try:
+        outside = found.outside()
+    except Exception:  # blocks with effects that no custom derivative may have: a note is not worth the report
+        return []
+    left, kept = sum(row.size_bytes for row in outside), found.residuals.device_bytes
+    if left < _WORTH_SAYING * kept:
+        return []
+    named = [f"{format_bytes(row.size_bytes)} {row.op} ({row.source or row.module or '-'})" for row in outside[:3]]
+    return [
+        f"full leaves {format_bytes(left)} of its {format_bytes(kept)} of residuals outside of blocks, the largest "
+        f"{', '.join(named)}: a budget (auto:6GiB, auto:0.25) may choose among these, too."
+    ]
 
 
 def _sums_narrowly(config: MemoryConfig) -> bool:

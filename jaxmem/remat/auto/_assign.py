@@ -16,7 +16,8 @@ class Assignment:
     Args:
       choices: by the block's name.
       kept_bytes: by all blocks and outside of them, on the device; modelled.
-      outside_bytes: of these, outside of blocks.
+      outside_bytes: of these, outside of blocks and by the last: gone when the backward pass comes to the others.
+      end_bytes: these, and the working set of the last block.
       host_bytes: in host memory.
       working_bytes: of the block with the largest working set.
       recompute_flops, recompute_seconds: what runs a second time.
@@ -28,6 +29,7 @@ class Assignment:
     choices: dict[str, Choice]
     kept_bytes: int
     outside_bytes: int
+    end_bytes: int
     host_bytes: int
     working_bytes: int
     recompute_flops: float
@@ -39,7 +41,7 @@ class Assignment:
     @property
     def total_bytes(self) -> int:
         """What a budget bounds: all that is kept, or, while blocks are differentiated, theirs and a working set."""
-        return self.kept_bytes - self.outside_bytes + max(self.outside_bytes, self.working_bytes)
+        return self.kept_bytes - self.outside_bytes + max(self.end_bytes, self.working_bytes)
 
     @property
     def gap(self) -> float:
@@ -176,9 +178,11 @@ def _assignment(problem: Problem, members, price: float, bound: float) -> Assign
         if count
     ]
     total = lambda of: sum(of(g.candidates, c) * g.times * n for g, c, n in pairs)  # noqa: E731
+    outside = problem.base_bytes + sum(g.candidates.kept_bytes(c) for g, c, _ in pairs if g.last)
     return Assignment(
         choices=choices,
-        outside_bytes=problem.base_bytes,
+        outside_bytes=outside,
+        end_bytes=outside + sum(g.candidates.working_bytes(c) for g, c, _ in pairs if g.last),
         kept_bytes=problem.base_bytes + total(lambda c, choice: c.kept_bytes(choice)),
         host_bytes=total(lambda c, choice: int(c.value_bytes[list(choice.offloaded)].sum())),
         working_bytes=max((g.candidates.working_bytes(c) for g, c, _ in pairs), default=0),

@@ -82,6 +82,9 @@ def _divide(groups, options: list[list[Choice]], limits: Limits, objective: str)
     work = np.array([c.working_bytes(choice) for c, (_, choice) in zip(runs, pairs, strict=True)], float)
     price = np.array([groups[g].times * c.price(x, objective) for c, (g, x) in zip(runs, pairs, strict=True)])
     unit = max(1.0, limits.budget_bytes)
+    if limits.working:  # what the last block keeps is gone when the backward pass comes to the others
+        last = np.array([groups[g].last for g, _ in pairs], bool)
+        work, size = work + np.where(last, size + limits.outside_bytes, 0), np.where(last, 0, size)
     work = np.maximum(work, limits.outside_bytes)
     # Options may be used only when the working set allows them, so each level of it is tried as a limit.
     best = None

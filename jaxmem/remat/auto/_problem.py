@@ -16,10 +16,11 @@ from jaxmem.remat.auto._candidates import candidates
 from jaxmem.remat.auto._forward import Forward, capture, is_float
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.auto._solve import Group
-from jaxmem.remat.auto._stem import with_stems
+from jaxmem.remat.auto._stem import HEAD, with_stems
 from jaxmem.remat.blocks._apply import evaluate
 from jaxmem.remat.blocks._blocks import plan_of
 from jaxmem.remat.blocks._facts import Facts, body_of
+from jaxmem.remat.blocks._marked import keeping_nothing, never
 from jaxmem.remat.blocks._plan import Inside, Plan, interval, scanned_block, with_cheap_inputs
 from jaxmem.remat.blocks._repeats import Tokens
 from jaxmem.remat.blocks._run import jaxpr_of
@@ -117,7 +118,7 @@ class Problem:
 
         Of the whole batch, on all devices together.
         """
-        fn = self.program.apply(_keeping_nothing)
+        fn = self.program.apply(keeping_nothing)
         given, rest = self.program.split()
         return residuals(lambda g, r: fn(*self.program.joined(g, r)), given, rest, argnums=0).rows
 
@@ -174,13 +175,13 @@ def pose(program: Program, rates: Rates, shards: int = 1) -> Problem:
     for name, block in found.items():
         if name not in flags:  # nothing differentiates it
             continue
-        key = (block.key, block.times, block.local, flags[name])
+        key = (block.key, block.times, block.local, flags[name], name == HEAD)
         if key in at:
             groups[at[key]] = dataclasses.replace(groups[at[key]], members=groups[at[key]].members + 1)
         else:
             at[key] = len(groups)
             values = candidates(captured[block.key, flags[name]], block.free, rates, 1 if block.local else shards)
-            groups.append(Group(candidates=values, times=block.times))
+            groups.append(Group(candidates=values, times=block.times, last=name == HEAD))
         group_of[name] = at[key]
     inputs = sum(g.runs * g.candidates.kept_bytes(g.candidates.least) for g in groups)
     return Problem(
@@ -250,19 +251,6 @@ def _scans(program: Program) -> dict[str, int]:
     return lengths
 
 
-def _keeping_nothing(fn: Callable, *, scanned: bool, name: str) -> Callable:
-    @jax.custom_vjp
-    def block(*args):
-        return list(fn(*args))
-
-    block.defvjp(lambda *primals: (list(fn(*(p.value for p in primals))), ()), _never, symbolic_zeros=True)
-    return lambda *args: without_tangents(block(*args))
-
-
-def _never(*_):
-    raise NotImplementedError("only what is kept for it is looked at")
-
-
 def _look(program: Program, found: dict[str, FoundBlock]):
     """Differentiates with a rule that looks: which inputs of each block get a gradient, its forward pass with that, and
     the bytes that are kept where blocks keep no more than the inputs that they need.
@@ -286,7 +274,7 @@ def _look(program: Program, found: dict[str, FoundBlock]):
                 captured[key] = capture(fn, values, flags[name])
             return list(fn(*values)), [values[i] for i in captured[key].inputs_used()]
 
-        block.defvjp(forward, _never, symbolic_zeros=True)
+        block.defvjp(forward, never, symbolic_zeros=True)
         return lambda *args: without_tangents(block(*args))
 
     around = program.kept_bytes(program.apply(wrap))

@@ -5,12 +5,13 @@
                 s_v + o_v + r_maker(v) >= r_e                             for every value v that equation e reads
                 sum_v bytes_v s_v + w <= budget                           kept by all blocks, and what comes and goes
                 w >= sum over residuals of held_v (1 - s_v)               for every block
-                w >= bytes kept outside of blocks
+                w >= bytes kept outside of blocks, and by the last block, with its working set
 
 A block's working set is what its pull-back reads and it has not kept, broadcasts and other views aside. What is kept
-outside of blocks, mostly a loss's logits, is gone when the backward pass comes to them. The closure constraints are
-those of a minimum cut, so the relaxation is nearly integral and the solver is quick. After Checkmate
-(https://arxiv.org/abs/1910.02653), whose program has a time index, and is for whole graphs instead of blocks.
+outside of blocks and by the last one, mostly a loss's logits, is gone when the backward pass comes to the others, so
+it is no part of the sum. The closure constraints are those of a minimum cut, so the relaxation is nearly integral and
+the solver is quick. After Checkmate (https://arxiv.org/abs/1910.02653), whose program has a time index, and is for
+whole graphs instead of blocks.
 """
 
 import dataclasses
@@ -34,11 +35,13 @@ class Group:
       candidates: of one of them.
       members: how many there are in the program.
       times: how often each runs: the length of the scans round it.
+      last: what it keeps is gone when the backward pass comes to the others.
     """
 
     candidates: Candidates
     members: int = 1
     times: int = 1
+    last: bool = False
 
     @property
     def runs(self) -> int:
@@ -143,11 +146,15 @@ class _Program:
             for e, reads in enumerate(c.reads):
                 for v in reads:
                     self._require([*self._there(start, n, runs, c, v), (runs + e, -1.0)], 0.0)
-            budget_row += [(start + v, group.runs * c.value_bytes[v] / self.unit) for v in range(n)]
+            kept = [(start + v, group.runs * c.value_bytes[v] / self.unit) for v in range(n)]
+            end = limits.working and group.last
+            budget_row += [] if end else kept
             if limits.working:
                 residuals = np.flatnonzero(c.is_residual)
                 row = [(0, 1.0), *[(start + v, c.held_bytes[v] / self.unit) for v in residuals]]
-                self._require(row, float(c.held_bytes[residuals].sum()) / self.unit)
+                row += [(column, -size) for column, size in kept] if end else []
+                floor = float(c.held_bytes[residuals].sum()) + (limits.outside_bytes if end else 0)
+                self._require(row, floor / self.unit)
         self._require([(i, -a) for i, a in budget_row], -limits.budget_bytes / self.unit)
         for choices in limits.without:
             self._forbid(choices)

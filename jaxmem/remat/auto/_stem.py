@@ -1,4 +1,4 @@
-"""`with_stems`: what lies before the first block and between blocks, as blocks of its own."""
+"""`with_stems`: what lies before the first block, between blocks and after the last, as blocks of its own."""
 
 import dataclasses
 
@@ -6,13 +6,14 @@ from jaxmem.remat.blocks._plan import Interval, Plan, interval
 
 # Of what all equations keep; below, a block more is not worth its time in the solver.
 _SHARE = 0.02
+HEAD = "head"  # the name of the block after the last one
 
 
 def with_stems(plan: Plan) -> Plan:
     """The plan with large stretches outside of its blocks as blocks, such as the first layers of a ResNet.
 
-    What they keep is there until the backward pass ends. What comes after the last block is left alone: it is gone
-    when the backward pass comes to the blocks.
+    What they keep is there until the backward pass ends; but what comes after the last block, such as a loss's logits,
+    is gone when the backward pass comes to the others.
     """
     facts = plan.facts
     everything = facts.inside_bytes(range(len(facts.eqns)))
@@ -23,6 +24,9 @@ def with_stems(plan: Plan) -> Plan:
             items += [] if block is None else [block]
         items.append(item)
         at = item.stop
+    end = len(facts.eqns)
+    if facts.inside_bytes(range(at, end)) > _SHARE * everything:
+        items += filter(None, [_between(plan, at, end, HEAD)])
     return dataclasses.replace(plan, items=tuple(items))
 
 

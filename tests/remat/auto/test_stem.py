@@ -2,8 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from jaxmem import remat
+from jaxmem.errors import BudgetInfeasible
+from jaxmem.remat.auto import Rates, pose_call
+from jaxmem.remat.auto._assign import assign, plain, smallest
 
 CHANNELS = 4
 
@@ -36,14 +40,50 @@ def test_the_first_layers_obey_the_budget():
         assert jnp.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
-def test_the_end_is_left_alone():
-    """A loss's large logits are gone when the blocks' backward passes start, so they take no share of a budget."""
+def ends(params, images):
+    x = images @ params["stem"]
+    for w in params["layers"]:
+        x = x + jnp.sin(jnp.sin(x) @ w)
+    return jax.nn.logsumexp(jnp.sin(jnp.tanh(x[..., None] * jnp.ones(64))), axis=-1).sum()
 
-    def ends(params, images):
-        x = images @ params["stem"]
-        for w in params["layers"]:
-            x = x + jnp.sin(jnp.sin(x) @ w)
-        return jax.nn.logsumexp(x[..., None] * jnp.ones(64), axis=-1).sum()
 
-    names = {v.layer for v in remat.auto(ends, 1000_000).solve(*arguments()).values}
-    assert names and all(name.startswith("loss[") for name in names)
+def test_the_end_takes_no_share_of_what_blocks_keep():
+    """A loss's large logits are gone when the blocks' backward passes start."""
+    problem = pose_call(ends, arguments(), {}, Rates.of(None))
+    everything = plain(problem)
+    inside = everything.kept_bytes - everything.outside_bytes
+    assert everything.outside_bytes > 10 * inside > 0
+    assert everything.total_bytes == everything.kept_bytes  # and no working set beside it
+    kept = {v.layer for v in remat.auto(ends, everything.total_bytes).solve(*arguments()).values if v.fate == "keep"}
+    assert "head" in kept and {v for v in kept if v.startswith("loss[")}
+    least = everything.total_bytes - inside + smallest(problem).kept_bytes  # what blocks keep is not kept twice
+    tight = assign(problem, least)
+    assert tight.total_bytes <= least and tight.price >= assign(problem, everything.total_bytes).price
+
+
+def test_the_end_is_made_again_where_a_share_asks_for_it():
+    plain_bytes = remat.residual_bytes(ends, *arguments())
+    small = remat.auto(ends, 0.3)
+    assert remat.residual_bytes(small, *arguments()) <= 0.3 * plain_bytes
+    assert any(v.layer == "head" and v.fate == "recompute" for v in small.solve(*arguments()).values)
+    want, got = (jax.value_and_grad(fn)(*arguments()) for fn in (ends, small))
+    for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
+        assert jnp.allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_what_is_in_no_block_is_listed_and_named():
+    def layer(x, w):
+        return x + jnp.sin(jnp.sin(x[:, None] * w) @ w).sum(1), None
+
+    def loss(params, x):
+        x, _ = jax.lax.scan(layer, jnp.sin(x), params)
+        return x.sum()
+
+    params, x = jnp.ones((4, 64, 64)), jnp.ones(64)
+    (outside,) = remat.auto(loss, 0.5).solve(params, x).outside
+    assert (outside.op, outside.size_bytes) == ("cos", 64 * 4) and "test_stem.py:" in outside.source
+    for budget in (100, 0.001):
+        with pytest.raises(BudgetInfeasible) as refused:
+            remat.auto(loss, budget).solve(params, x)
+        assert f"256 B cos (outside of blocks, {outside.source})" in refused.value.got
+        assert "512 B input (scan × 2, " in refused.value.got  # in segments
