@@ -40,7 +40,7 @@ _NARROW_SUMS = (
     'accumulator_dtype="float32" loses nothing.'
 )
 
-_WORTH_SAYING = 0.1  # of what full rematerialisation keeps
+_WORTH_SAYING = 0.25  # of what full rematerialisation keeps
 _FULL = as_policy("full")
 
 _WHEN = {"once": "once, after the last micro-batch", "each": "with each micro-batch"}

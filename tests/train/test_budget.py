@@ -230,3 +230,26 @@ def test_budgets_are_equal_by_value_and_go_through_json():
 def test_a_step_without_a_budget_has_no_solution():
     with pytest.raises(ConfigError, match="auto:6GiB"):
         make_train_step(_workload()).solution()
+
+
+def _with_head(params, batch, *, memory):
+    x, _ = jax.lax.scan(memory.block(_layer, scanned=True), batch, params)
+    return jnp.mean(jnp.sin(x[:, :, None] * jnp.arange(64.0)))
+
+
+@pytest.mark.parametrize(
+    "loss", [_with_head, lambda params, batch: _with_head(params, batch, memory=_Unmarked())], ids=["marked", "found"]
+)
+def test_full_says_what_it_leaves_outside_of_blocks(loss):
+    report = make_train_step(_workload(loss=loss), MemoryConfig(remat="full"), target="cpu").report()
+    (said,) = [warning for warning in report.warnings if warning.startswith("full leaves ")]
+    assert "outside of blocks, the largest 1.0 MiB cos (" in said and "test_budget.py:" in said
+    small = make_train_step(_workload(loss=loss), MemoryConfig(remat="auto:0.1"))
+    assert small.residual_bytes() < report.saved_residual_bytes / 3  # which the head's own are a large part of
+    nothing = make_train_step(_workload(), MemoryConfig(remat="full"), target="cpu").report()
+    assert not any(warning.startswith("full leaves ") for warning in nothing.warnings)
+
+
+class _Unmarked:
+    def block(self, fn, **_):
+        return fn
