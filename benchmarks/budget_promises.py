@@ -8,7 +8,8 @@ budgets between what the model says that it needs at least and without remat. Ea
 program that was compiled for another budget counts as a compile again. `violations`: compiled peaks over the budget,
 or a budget refused that some other choice had kept; `monotone`: larger budgets with a dearer choice.
 `median_gap_to_bound` is of the modelled problem; `median_compiled_gap` is against the bound for the bytes that the
-compiler left over, too.
+compiler left over, too. `step_violations` are of whole training steps under a budget of bytes, halfway between full
+remat and none: what comes back is over its budget by its own report, or is refused though a policy is not.
 """
 
 import argparse
@@ -21,12 +22,14 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from benchmarks._cells import Cells, compilers
 from benchmarks._choices import Chosen, Found
 from benchmarks._harness import emit
 from benchmarks._stacks import STACKS
 from benchmarks._vit_stack import VitStack
+from jaxmem import MemoryConfig, Workload, make_train_step
 from jaxmem.errors import BudgetInfeasible
 from jaxmem.remat.auto._assign import assign, plain, smallest
 
@@ -86,15 +89,18 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     jax.config.update("jax_platforms", "cpu")  # the plugins of absent chips fail to start
 
-    cells, rows = Cells(options.cache), []
+    cells, rows, steps = Cells(options.cache), [], []
     for target, name in itertools.product(options.targets.split(","), options.models.split(",")):
         loss, shapes = models()[name]
         rows += budgets(Chosen(cells, name, loss, shapes, target))
+        steps.append(step_budget(name, loss, shapes, target))
     kept = [row for row in rows if row["peak_bytes"] is not None]
     emit(
         {
             "combinations": len(rows),
             "violations": sum(row["violation"] for row in rows),
+            "steps": len(steps),
+            "step_violations": sum(step["violation"] for step in steps),
             "monotone": sum(row["dearer"] for row in rows),
             "infeasible": len(rows) - len(kept),
             "max_compiles": max(row["compiles"] for row in rows),
@@ -106,7 +112,7 @@ def main(argv: list[str] | None = None) -> None:
         },
         target=options.targets.replace(",", ", "),
         provenance={"peak": "compiled", "gap": "modelled"},
-        notes={"compilers": compilers(), "rows": rows},
+        notes={"compilers": compilers(), "rows": rows, "steps": steps},
         out=options.json,
     )
 
@@ -136,6 +142,26 @@ def budgets(chosen: Chosen) -> list[dict]:
         row["dearer"] = before is not None and row["price"] > _DEARER * before["price"]
         print(chosen.target, row, file=sys.stderr, flush=True)
     return rows
+
+
+def step_budget(name: str, loss: Callable, shapes: tuple, target: str) -> dict:
+    """A row for a training step whose compiled peak is to be halfway between those of full remat and of none."""
+    workload = Workload(lambda params, batch: loss(params, batch), *shapes, optax.sgd(0.1))
+    full, none = (
+        make_train_step(workload, MemoryConfig(remat=remat), target=target).report() for remat in ("full", "none")
+    )
+    budget = (full.peak_bytes + none.peak_bytes) // 2
+    row = {"model": name, "target": target, "budget_bytes": budget, "peak_bytes": None, "violation": True}
+    try:
+        step = make_train_step(workload, MemoryConfig(remat=f"auto:{budget}B"), target=target)
+    except BudgetInfeasible as error:
+        row["error"] = str(error)
+    else:
+        peak = step.report().peak_bytes
+        row |= {"peak_bytes": peak, "violation": peak > budget or peak != step.decision.peak_bytes}
+        row |= {"compiles": step.decision.compiles, "full_bytes": full.peak_bytes, "none_bytes": none.peak_bytes}
+    print(target, row, file=sys.stderr, flush=True)
+    return row
 
 
 def compiled_gap(chosen: Chosen, found: Found, budget_bytes: int) -> float:

@@ -30,7 +30,8 @@ class Examination:
       warnings: sentences on what the policy does not do, with the reason.
       names: the names that the policy was offered.
       blocks: number of calls of blocks in the traced program; a scan's body is called once.
-      outside: what is kept outside of blocks, value by value, whatever the policy; traces the loss once more.
+      outside: tells what is kept outside of blocks whatever the policy, value by value, by one more trace; None where
+        nothing was asked of a policy.
       inside: there are blocks in something that is recomputed as a whole (a segment of `nested_scan`, a
         checkpoint of the user's own). What they keep, they keep while that is recomputed, so that the
         policy shows in the peak and not in the residuals of the forward pass.
@@ -41,7 +42,7 @@ class Examination:
     names: tuple[str, ...] = ()
     blocks: int = 0
     inside: bool = False
-    outside: Callable[[], tuple[Residual, ...]] = lambda: ()
+    outside: Callable[[], tuple[Residual, ...]] | None = None
 
 
 def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = None) -> Examination:

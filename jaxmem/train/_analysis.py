@@ -145,7 +145,7 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
 def _left(found: Examination) -> list[str]:
     """What full rematerialisation leaves: a loss's logits, what lies before the first block."""
     try:
-        outside = found.outside()
+        outside = found.outside() if found.outside is not None else ()
     except Exception:  # blocks with effects that no custom derivative may have: a note is not worth the report
         return []
     left, kept = sum(row.size_bytes for row in outside), found.residuals.device_bytes
