@@ -55,7 +55,7 @@ def whole_tracebacks() -> Iterator[None]:
     """Tracebacks keep JAX's own frames meanwhile: without them, what JAX raises seems to come from its caller."""
     import jax  # the command line, which asks whose fault an error is, sets its environment first
 
-    before = jax.config.jax_traceback_filtering
+    before = getattr(jax.config, "jax_traceback_filtering")  # noqa: B009  an option is no declared attribute
     jax.config.update("jax_traceback_filtering", "off")
     try:
         yield

@@ -166,11 +166,12 @@ class _Compiler:
         """The peak of a choice, remembered or compiled."""
         chosen = self._chosen(assignment)
         key = _content(chosen, self.target)
-        own, found = self.peaks.own(key), self.peaks.get(key) if self.remembers else None
-        if own is not None or found is not None:
-            measured = Measured(**(own or found)._asdict(), fresh=False, confirmed=own is not None)
-        else:
+        own = self.peaks.own(key)
+        found = own or (self.peaks.get(key) if self.remembers else None)
+        if found is None:
             measured = self.compiled(assignment)
+        else:
+            measured = Measured(**found._asdict(), fresh=False, confirmed=own is not None)
         self.tried.trials.append(measured.trial(assignment))
         return measured
 
