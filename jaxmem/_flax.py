@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from jaxmem.config import Memory
 from jaxmem.errors import StateError, WorkloadError
 from jaxmem.objective import LossOutput
-from jaxmem.workload import call_loss, declares
+from jaxmem.workload import call_loss, check_loss, declares
 
 
 def linen_fields(module, loss_fn, batch, rng_streams: tuple[str, ...]) -> dict:
     """`loss_fn`, `params` and `state` of a workload around a linen module."""
     from flax import linen as nn
 
+    check_loss(loss_fn, "loss_fn(model, batch)", ("rng", "memory"))
     is_module = isinstance(module, nn.Module)
     if not is_module and not _makes_modules(module):
         raise WorkloadError(
@@ -61,6 +62,7 @@ def nnx_fields(model, loss_fn, wrt) -> dict:
     """`loss_fn`, `params` and `state` of a workload around an nnx model."""
     from flax import nnx
 
+    check_loss(loss_fn, "loss_fn(model, batch)", ("rng", "memory"))
     wrt = nnx.Param if wrt is None else wrt
 
     def split(model):

@@ -61,6 +61,14 @@ def source_line(*equations: JaxprEqn) -> str:
     return ":".join(innermost)
 
 
+def is_users(path: str) -> bool:
+    """Whether a file belongs neither to jaxmem, nor an installed package, nor Python: it is the user's own."""
+    if path.startswith("<"):
+        return False
+    roots = [os.path.dirname(_PACKAGE), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))]
+    return not any(os.path.realpath(path).startswith(os.path.realpath(root) + os.sep) for root in roots)
+
+
 def is_own(path: str) -> bool:
     """Whether a file is part of jaxmem; its examples are not."""
     return path.startswith(_PACKAGE)

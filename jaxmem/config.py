@@ -14,6 +14,7 @@ from jaxmem.loss_scale import DynamicLossScale, as_loss_scale
 from jaxmem.policy import Policy, as_policy, shortest
 
 CONFIG_VERSION = 1
+FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 GRADIENT_REDUCTIONS = ("auto", "once", "each")
 
 
@@ -237,18 +238,18 @@ class Memory:
 
 
 def float_dtype_name(value, field: str) -> str:
-    """The canonical name of a floating dtype; ConfigError otherwise."""
+    """The canonical name of a floating dtype that can be computed with; ConfigError otherwise."""
     try:
-        dtype = jnp.dtype(value) if value is not None else None
+        name = jnp.dtype(value).name if value is not None else ""
     except TypeError:
-        dtype = None
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        name = ""
+    if name not in FLOAT_DTYPES:
         raise ConfigError(
-            wanted=f"{field} to be a floating dtype such as float32 or bfloat16",
+            wanted=f"{field} to be a floating dtype of {', '.join(FLOAT_DTYPES)}",
             got=repr(value),
-            do="Use a name that jax.numpy.dtype accepts.",
+            do="Narrower ones, such as float8, need a scale for each array, which only the model can choose.",
         )
-    return dtype.name
+    return name
 
 
 def _from_fields(cls, fields: dict):

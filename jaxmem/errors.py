@@ -85,6 +85,10 @@ class RematWarning(UserWarning):
         super().__init__(message)
 
 
+class SettingWarning(UserWarning):
+    """A setting that does nothing here."""
+
+
 class PrecisionWithoutEffect(InputError):
     """A compute dtype that no value of the traced loss has."""
 
@@ -115,6 +119,10 @@ class UnsupportedByChip(InputError):
 
 class RetargetError(InputError):
     """A program that is tied to devices of this machine, so that it cannot be compiled for others."""
+
+
+class MeshError(InputError):
+    """Arrays, or a step and its surroundings, that lie on meshes which no program can have at once."""
 
 
 class NotEquivalentError(JaxmemError, AssertionError):

@@ -3,16 +3,18 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxmem.errors import WorkloadError
+from jaxmem.errors import BatchError, StateError, WorkloadError
 from jaxmem.objective import LossOutput, WeightedMean
 
 __all__ = ["LossOutput", "WeightedMean", "Workload"]
+
+STATE_REDUCTIONS = ("carry", "mean", "sum", "max", "last")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,12 +82,16 @@ class Workload:
                 got=f"{type(self.loss_fn).__name__}",
                 do="Pass the loss function as the first argument of Workload.",
             )
+        check_loss(self.loss_fn, "loss_fn(params, batch)")
         if not (hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")):
             raise WorkloadError(
                 wanted="optimizer to be an optax.GradientTransformation",
                 got=f"{type(self.optimizer).__name__}",
                 do="Pass for example optax.adamw(1e-3) as the fourth argument of Workload.",
             )
+        self._check_options()
+        if not callable(self.state_reduction):
+            check_reductions(self.state_reduction)
         for name in ("param_shardings", "choices", "eval_fn", "ema"):
             if getattr(self, name) is not None:
                 raise WorkloadError(
@@ -106,6 +112,28 @@ class Workload:
                         got=f"a {type(leaf).__name__} at {path_string(path, root=name)}",
                         do="Convert that leaf to an array, or move it out of the tree.",
                     )
+
+        try:
+            jax.tree.broadcast(self.batch_axes, self.batch, is_leaf=lambda x: x is None)
+        except ValueError as error:
+            raise BatchError(
+                wanted="batch_axes to be a pytree prefix of the batch",
+                got=str(error).splitlines()[0],
+                do="Give batch_axes the structure of the batch, or a single value for all of its leaves.",
+            ) from error
+
+    def _check_options(self):
+        options = self.compiler_options
+        if options is None:
+            return
+        known = isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
+        bad = {k: v for k, v in options.items() if not isinstance(v, (bool, int, float, str))} if known else None
+        if bad or not known:
+            raise WorkloadError(
+                wanted='compiler_options to be a dict of XLA\'s options, such as {"xla_dump_to": "folder"}',
+                got=repr(bad or options),
+                do="Its values are booleans, numbers and strings.",
+            )
 
     @classmethod
     def from_linen(
@@ -170,6 +198,17 @@ def is_creator(tree) -> bool:
     return callable(tree) and jax.tree_util.all_leaves([tree])
 
 
+def check_reductions(names) -> None:
+    """StateError unless every leaf of a tree is the name of a state reduction, whether there is state or not."""
+    for path, name in jax.tree_util.tree_leaves_with_path(names):
+        if name not in STATE_REDUCTIONS:
+            raise StateError(
+                wanted=f"state_reduction to be one of {', '.join(STATE_REDUCTIONS)}",
+                got=f"{name!r} for {path_string(path, root='state')}",
+                do="Choose how micro-batches combine that leaf.",
+            )
+
+
 def check_key(rng) -> None:
     """WorkloadError unless it is one PRNG key."""
     if not _is_key(rng):
@@ -202,6 +241,24 @@ def path_string(path, *, root: str = "") -> str:
     return "/".join(part for part in (root, tail) if part)
 
 
+def check_loss(loss_fn: Callable, form: str, keywords: tuple[str, ...] = ("rng", "state", "memory")) -> None:
+    """WorkloadError unless a loss can be called as `form` says, with some of `keywords`."""
+    if not callable(loss_fn):
+        raise WorkloadError(wanted=f"a loss {form}", got=f"a {type(loss_fn).__name__}", do="Pass a function.")
+    try:
+        signature = inspect.signature(loss_fn)
+    except ValueError:  # a builtin without one
+        return
+    try:
+        signature.bind(None, None, **{name: None for name in keywords if declares(loss_fn, name)})
+    except TypeError as error:
+        raise WorkloadError(
+            wanted=f"a loss that can be called as {form}, and may declare {', '.join(keywords)}",
+            got=f"{getattr(loss_fn, '__name__', type(loss_fn).__name__)}{signature} ({error})",
+            do="Bind other arguments with functools.partial.",
+        ) from error
+
+
 def call_loss(loss_fn: Callable, params, batch, **keywords):
     """Calls a loss with only those of `keywords` that it declares."""
     return loss_fn(params, batch, **{k: v for k, v in keywords.items() if declares(loss_fn, k)})
@@ -218,6 +275,16 @@ def declares(fn: Callable, name: str) -> bool:
         taken = [p.name for p in parameters.values() if p.kind in positional][:2]
         return parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY and name not in taken
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def nothing_trained(params) -> WorkloadError:
+    """What a `trainable` that picks none of the parameters raises."""
+    paths = [path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    return WorkloadError(
+        wanted="`trainable` to pick at least one parameter",
+        got="none" if paths else "a workload without parameters",
+        do=f"Its paths are, for example: {', '.join(paths[:3]) or '-'}.",
+    )
 
 
 def select_paths(tree, selection) -> Any:

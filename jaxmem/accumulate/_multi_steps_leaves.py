@@ -9,7 +9,7 @@ import optax
 
 from jaxmem import _compat
 from jaxmem.errors import StateError
-from jaxmem.workload import is_array_like, path_string, select_paths
+from jaxmem.workload import is_array_like, nothing_trained, path_string, select_paths
 
 
 def trained_leaves(params: Any, trainable: Any) -> list[bool]:
@@ -17,6 +17,8 @@ def trained_leaves(params: Any, trainable: Any) -> list[bool]:
     leaves = jax.tree.leaves(params)
     # A tree without leaves is what optax.tree_map_params puts in the place of the parameters.
     chosen = jax.tree.leaves(select_paths(params, trainable)) if leaves else []
+    if leaves and not any(chosen):
+        raise nothing_trained(params)
     return [bool(yes) and is_float(leaf) for leaf, yes in zip(leaves, chosen, strict=True)]
 
 

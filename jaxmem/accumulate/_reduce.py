@@ -5,10 +5,9 @@ import jax.numpy as jnp
 
 from jaxmem.errors import StateError
 from jaxmem.objective import Last, Max, Sum, WeightedMean
-from jaxmem.workload import path_string
+from jaxmem.workload import check_reductions, path_string
 
 _KINDS = (WeightedMean, Sum, Max, Last)
-STATE_REDUCTIONS = ("carry", "mean", "sum", "max", "last")
 
 
 def is_metric(x) -> bool:
@@ -67,6 +66,7 @@ def sum_dtype(dtype):
 
 def state_reductions(reduction, state):
     """One reduction name per leaf of the state; StateError on an unknown one."""
+    check_reductions(reduction)
     try:
         names = jax.tree.broadcast(reduction, state)
     except ValueError as error:
@@ -78,12 +78,6 @@ def state_reductions(reduction, state):
     leaves = zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(names), strict=True)
     for (path, leaf), name in leaves:
         where = path_string(path, root="state")
-        if name not in STATE_REDUCTIONS:
-            raise StateError(
-                wanted=f"state_reduction to be one of {', '.join(STATE_REDUCTIONS)}",
-                got=f"{name!r} for {where}",
-                do="Choose how micro-batches combine that leaf.",
-            )
         dtype = jnp.result_type(leaf)
         if not _reducible(name, dtype):
             raise StateError(

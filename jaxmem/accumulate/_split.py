@@ -1,11 +1,13 @@
 """Cutting a batch into micro-batches along each leaf's example axis."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmem.errors import BatchError, ConfigError
 from jaxmem.workload import is_array_like, path_string
@@ -19,20 +21,21 @@ def micro_batch(batch, index, num_micro_batches: int, *, batch_axes: Any = 0, pa
 
     Args:
       batch: pytree of arrays; batched leaves agree on the size B of their example axis.
-      index: which micro-batch, 0 ≤ index < K; may be traced.
+      index: which micro-batch, 0 ≤ index < K; may be traced, and is then not checked: JAX takes the nearest.
       num_micro_batches: K.
       batch_axes: pytree prefix with each leaf's example axis; None passes the leaf whole.
       pad: pytree prefix with each leaf's fill value; B is then padded to a multiple of K.
 
     Raises:
       BatchError: if K does not divide B and there is no `pad`, or leaves disagree about B.
-      ConfigError: if K is not a whole number of at least 1.
+      ConfigError: if K is not a whole number of at least 1, or `index` none of 0 … K - 1.
 
     >>> import jax.numpy as jnp
     >>> micro_batch({"x": jnp.arange(6)}, 1, 3)["x"].tolist()
     [1, 4]
     """
     count = micro_batch_count(num_micro_batches)
+    _check_index(index, count)
     return Split.of(batch, count, batch_axes=batch_axes, pad=pad).take(batch, index)
 
 
@@ -45,6 +48,18 @@ def micro_batch_count(value) -> int:
             do="Use 1 for no accumulation.",
         )
     return int(value)
+
+
+def _check_index(index, count: int) -> None:
+    if isinstance(index, jax.core.Tracer):
+        return
+    whole = np.ndim(index) == 0 and jnp.issubdtype(jnp.result_type(index), jnp.integer)
+    if not whole or not 0 <= int(index) < count:
+        raise ConfigError(
+            wanted=f"the index of a micro-batch, a whole number from 0 to {count - 1}",
+            got=repr(index),
+            do=f"There are num_micro_batches={count} of them.",
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,7 +137,9 @@ class Split:
             if axis is None:
                 return leaf
             # (…, B, …) → (…, B/K, K, …): a view; the K axis is unsharded, so indexing it is local.
-            split = leaf.reshape(*leaf.shape[:axis], leaf.shape[axis] // k, k, *leaf.shape[axis + 1 :])
+            split = _gathered(leaf, axis, k).reshape(
+                *leaf.shape[:axis], leaf.shape[axis] // k, k, *leaf.shape[axis + 1 :]
+            )
             return jax.lax.dynamic_index_in_dim(split, index, axis + 1, keepdims=False)
 
         return self._map(rows, batch)
@@ -130,6 +147,17 @@ class Split:
     def _map(self, fn, batch):
         leaves, tree = jax.tree.flatten(batch, is_leaf=_is_none)
         return tree.unflatten([fn(*args) for args in zip(leaves, self.axes, self.fills, strict=True)])
+
+
+def _gathered(leaf, axis: int, k: int):
+    """A leaf whose shards K cuts evenly; else its rows are gathered, which JAX does itself of automatic axes only."""
+    sharding = jax.typeof(leaf).sharding
+    entry = sharding.spec[axis] if sharding.mesh.are_all_axes_explicit else None
+    shards = math.prod(sharding.mesh.shape[name] for name in ((entry,) if isinstance(entry, str) else entry or ()))
+    if leaf.shape[axis] // k % shards == 0:
+        return leaf
+    spec = PartitionSpec(*sharding.spec[:axis], None, *sharding.spec[axis + 1 :])
+    return jax.sharding.reshard(leaf, NamedSharding(sharding.mesh, spec))
 
 
 def _is_none(x) -> bool:

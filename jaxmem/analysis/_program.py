@@ -12,7 +12,7 @@ import jax
 from jaxmem.analysis._compiled import CompiledProgram
 from jaxmem.analysis._jaxpr_flops import JaxprFlops, jaxpr_flops
 from jaxmem.errors import InputError
-from jaxmem.targets import Target, on_target, place
+from jaxmem.targets import Target, in_mesh, mesh_of, on_target, place
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,7 +144,7 @@ def function_program(
     _check_arguments(fn, args, name)
     args, notes = _movable(args, target)
     placed = place(args, target, in_shardings=in_shardings)
-    with on_target(placed.target) as scope:
+    with on_target(placed.target) as scope, in_mesh(mesh_of(mixed=True, arguments=placed.args)):
         traced = jitted.trace(*placed.args)
     notes = (*notes, *placed.notes, *scope.notes)
     return Program.from_traced(traced, target=placed.target, name=name, notes=notes)

@@ -2,11 +2,10 @@
 
 import dataclasses
 import os
-import sysconfig
 import traceback
-from collections.abc import Iterator
 
 from jaxmem._blame import is_jax_refusal
+from jaxmem._source import is_users as _is_users
 from jaxmem.errors import BudgetInfeasible, DoesNotFitError, JaxmemError
 
 DONE, DOES_NOT_FIT, BAD_INPUT, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
@@ -73,19 +72,6 @@ def users_frame(error: BaseException) -> traceback.FrameSummary | None:
     """The innermost frame in code that belongs neither to jaxmem, an installed package, nor Python."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
     return frames[-1] if frames else None
-
-
-def _is_users(filename: str) -> bool:
-    if filename.startswith("<"):
-        return False
-    path = os.path.realpath(filename)
-    return not any(path.startswith(root + os.sep) for root in _others_roots())
-
-
-def _others_roots() -> Iterator[str]:
-    yield os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
-    for name in ("stdlib", "platstdlib", "purelib", "platlib"):
-        yield os.path.realpath(sysconfig.get_path(name))
 
 
 def _usage_problem(error) -> Problem:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxmem._compat import called_jaxprs, checkpoint_name_of, prevents_cse
 from jaxmem.errors import RematWithoutEffect
 from jaxmem.policy import Policy, as_policy, matches
-from jaxmem.remat._kept import num_bytes
+from jaxmem.remat._kept import kept_values, num_bytes
 from jaxmem.remat._offers import Offers, check_names
 from jaxmem.remat._residuals import Residual, ResidualTable, residuals
 from jaxmem.remat.blocks import find_blocks
@@ -87,6 +87,7 @@ def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = N
         _differentiate(again, args, argnums)
     check_names(policy, offers.names, where="a block of the loss", in_program=_names(program))
     warnings = [
+        *_empty(program),
         *_dots(policy, offers),
         *_barriers(program),
         *_whole(program),
@@ -120,6 +121,25 @@ def _dots(policy: Policy, offers: Offers) -> list[str]:
         else "no block has a matrix product or convolution outside custom derivative rules. Save by name."
     )
     return [f"The dots rule of {policy} kept nothing: {reason}"]
+
+
+def _empty(program) -> list[str]:
+    """No block keeps a value that it makes itself: there is nothing to recompute."""
+    for _, _, inner in _blocks(program):
+        floats = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in inner.invars]
+
+        def call(some, others, inner=inner, floats=floats):
+            some, others = iter(some), iter(others)
+            return jex.jaxpr_as_fun(jex.ClosedJaxpr(inner, ()))(*(next(some if yes else others) for yes in floats))
+
+        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in inner.invars]
+        some, others = ([x for x, yes in zip(shapes, floats, strict=True) if yes is kind] for kind in (True, False))
+        try:
+            if inner.constvars or kept_values(call, some, others, argnums=0)[1]:
+                return []
+        except Exception:  # it cannot be traced alone, as within a shard_map
+            return []
+    return ["The blocks keep nothing but what they are given, so there is nothing to recompute: leave remat out."]
 
 
 def _barriers(program) -> list[str]:

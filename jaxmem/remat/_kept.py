@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
+from jaxmem.targets import in_mesh, mesh_of
+
 
 def kept_values(fn: Callable, *args, argnums: int | None = None) -> tuple[Any, tuple[jex.Var, ...]]:
     """The jaxpr of `jax.vjp(fn, *args)`'s forward pass, and those of its variables that are kept.
@@ -25,7 +27,8 @@ def kept_values(fn: Callable, *args, argnums: int | None = None) -> tuple[Any, t
         before, after = args[:argnums], args[argnums + 1 :]
         return jax.tree.leaves(jax.vjp(lambda arg: fn(*before, arg, *after), args[argnums])[1])
 
-    jaxpr = jax.make_jaxpr(kept)(*args).jaxpr
+    with in_mesh(mesh_of(mixed=True, arguments=args), args):
+        jaxpr = jax.make_jaxpr(kept)(*args).jaxpr
     given = {*jaxpr.invars, *jaxpr.constvars}
     values = dict.fromkeys(v for v in jaxpr.outvars if not isinstance(v, jex.Literal) and v not in given)
     return jaxpr, tuple(values)

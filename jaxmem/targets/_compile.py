@@ -1,12 +1,14 @@
 """Compiles for a target, and says in its own words why that failed."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 
-from jaxmem.errors import DoesNotFitError
+from jaxmem.errors import ConfigError, DoesNotFitError
 from jaxmem.targets._limits import check_runs
+from jaxmem.targets._mesh import in_mesh, mesh_of
 from jaxmem.targets._oom import compile_oom
 from jaxmem.targets._place import place
 from jaxmem.targets._scope import on_target
@@ -59,7 +61,7 @@ def compile_on(
     if in_shardings is not None and not resolved.deviceless:
         jit_options["in_shardings"] = in_shardings
     jitted: Any = fn if hasattr(fn, "trace") else jax.jit(fn, **jit_options)
-    with on_target(placed.target):
+    with on_target(placed.target), in_mesh(mesh_of(mixed=True, arguments=placed.args)):
         lowered = jitted.trace(*placed.args).lower()
     return compile_lowered(lowered, resolved, compiler_options)
 
@@ -71,10 +73,32 @@ def compile_lowered(
     return compile_noting(lowered, target, compiler_options)[0]
 
 
+@contextlib.contextmanager
+def refusing_options(options: Mapping[str, Any] | None) -> Iterator[None]:
+    """ConfigError where XLA refuses one of the options that a user gave."""
+    try:
+        yield
+    except Exception as error:  # jaxlib's class for it differs from version to version
+        message = " ".join(str(error).split())
+        about = any(words in message for words in ("No such compile option", "While setting option"))
+        if not about or not any(name in message for name in options or {}):
+            raise
+        raise ConfigError(
+            wanted="compiler_options that the target's XLA has, with values of their types",
+            got=message[:300].rstrip("."),
+            do="Correct the name or the value; options are named as in XLA_FLAGS, without the dashes.",
+        ) from error
+
+
 def compile_noting(
     lowered: jax.stages.Lowered, target: Target, compiler_options: Mapping[str, Any] | None = None
 ) -> tuple[jax.stages.Compiled, tuple[str, ...]]:
     """As `compile_lowered`, and notes on how it was compiled, where that is not the usual way."""
+    with refusing_options(compiler_options):
+        return _compile(lowered, target, compiler_options)
+
+
+def _compile(lowered, target: Target, compiler_options) -> tuple[jax.stages.Compiled, tuple[str, ...]]:
     options = {**dict(target.compiler_options), **dict(compiler_options or {})}
     if target.chip is None:
         return lowered.compile(compiler_options=options), ()

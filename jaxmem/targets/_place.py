@@ -8,7 +8,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxmem.errors import RetargetError
+from jaxmem.targets._mesh import describe_mesh
 from jaxmem.targets._target import Target
+from jaxmem.workload import path_string
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ def place(args: tuple[Any, ...], target: Target, *, in_shardings: Any = None) ->
       RetargetError: a mesh that the target's devices cannot form, or axes that its mesh lacks.
     """
     if not target.deviceless:
+        _check_devices(args, target)
         return Placed(args=args, target=target)
     given = _broadcast(in_shardings, args)
     leaves, tree = jax.tree.flatten(args)
@@ -62,6 +65,17 @@ def place(args: tuple[Any, ...], target: Target, *, in_shardings: Any = None) ->
             "knows no host memory for arguments.",
         )
     return Placed(args=jax.tree.unflatten(tree, moved), target=target, notes=notes)
+
+
+def _check_devices(args: tuple[Any, ...], target: Target) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(args):
+        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+        if isinstance(mesh, AbstractMesh) and mesh.size > 1:
+            raise RetargetError(
+                wanted=f"arguments on devices, for {target.name}",
+                got=f"{path_string(path, root='argument')} sharded over {describe_mesh(mesh)}, which has none",
+                do=f"Name a target of {mesh.size} devices, such as tpu-v5e:2x2; or shard over jax.make_mesh.",
+            )
 
 
 def _pinned(sharding: Any) -> bool:
@@ -99,7 +113,7 @@ def _with_mesh_of(shardings: list[NamedSharding], target: Target) -> Target:
         if sharding.mesh.size != target.device_count:
             raise RetargetError(
                 wanted=f"a mesh over the {target.device_count} device(s) of {target.name}",
-                got=f"an argument sharded over {_describe(sharding.mesh)}",
+                got=f"an argument sharded over {describe_mesh(sharding.mesh)}",
                 do="Shard over an AbstractMesh with as many devices, or name another topology.",
             )
         return target.with_mesh(**axes)
@@ -137,9 +151,3 @@ def _axes(part: Any) -> tuple[Any, ...]:
 def _is_sharded(leaf: Any) -> bool:
     sharding = getattr(leaf, "sharding", None)
     return isinstance(sharding, NamedSharding) and any(part is not None for part in sharding.spec)
-
-
-def _describe(mesh: Mesh | AbstractMesh) -> str:
-    axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-    where = f" of {mesh.devices.flat[0].platform} devices" if isinstance(mesh, Mesh) else ""
-    return f"a mesh ({axes}){where}"

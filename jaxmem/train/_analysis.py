@@ -26,7 +26,7 @@ from jaxmem.targets import Target, on_target, resolve_target
 from jaxmem.train._loss import partition
 from jaxmem.train._peaks import Peak
 from jaxmem.train._reduction import local_shape
-from jaxmem.train._step import TrainStep, make_train_step
+from jaxmem.train._step import TrainStep, build_step
 from jaxmem.workload import Workload
 
 __all__ = ["analyze", "compare"]
@@ -52,7 +52,7 @@ _KIND_OF = kinds_by_path(
 
 @analyze.register
 def _(workload: Workload, config: MemoryConfig | None = None, *, target: str | Target | None = None) -> MemoryReport:
-    return analyze(make_train_step(workload, config, target=target), target=target)
+    return analyze(build_step(workload, config, target=target), target=target)
 
 
 @analyze.register
@@ -89,7 +89,7 @@ def _(config: MemoryConfig, *args, name: str, target: Target) -> Program:
             got=f"{', '.join(type(arg).__name__ for arg in args) or 'no argument'} beside a MemoryConfig",
             do="Pass the Workload as the only argument after the configs.",
         )
-    return _program(make_train_step(args[0], config, target=target), name, target)
+    return _program(build_step(args[0], config, target=target), name, target)
 
 
 @as_program.register
@@ -102,7 +102,7 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RematWarning)  # they are notes of the report
         traced, target, seen = step.trace_for(target)
-    notes = step.examine().warnings
+    notes = (*step.examine().warnings, *step.idle_settings)
     if step.reduction().why:
         notes = (*notes, f"Gradients are reduced {_WHEN[step.reduction().kind]}: {step.reduction().why}.")
     if step.added is not None:

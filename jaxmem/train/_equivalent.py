@@ -16,6 +16,7 @@ def assert_equivalent(
     workload: Workload,
     config: MemoryConfig,
     *,
+    mesh: Any = None,
     state: TrainState | None = None,
     batch: Any = None,
     rng: Any = None,
@@ -29,6 +30,7 @@ def assert_equivalent(
     Args:
       workload: model, batch and optimizer.
       config: what is checked.
+      mesh: as of `make_train_step`: that of the workload's arrays if not given.
       state: parameters, model state and key to start from; made from `rng` if not given.
       batch: one batch of arrays; the workload's own if not given. Shapes are filled with random numbers.
       rng: PRNG key; the workload's own if not given.
@@ -51,7 +53,7 @@ def assert_equivalent(
     >>> assert_equivalent(workload, MemoryConfig(accumulation_steps=2))[0].relative_error < 1e-6
     True
     """
-    step = make_train_step(workload, config)
+    step = make_train_step(workload, config, mesh=mesh)
     verifier = Verifier(state=state, batch=batch, rng=rng)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RematWarning)  # says what is kept, which is not the question here

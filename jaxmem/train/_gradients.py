@@ -1,7 +1,6 @@
 """Runs steps for their gradients: the real step with an optimizer that keeps them, and a reference without any scan."""
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from jaxmem.errors import WorkloadError
 from jaxmem.objective import LossOutput, Objective, Sum
 from jaxmem.targets import resolve_target
 from jaxmem.train._loss import configured_loss, merge, partition, state_reductions
+from jaxmem.train._mistakes import check_alive, check_state
 from jaxmem.train._state import TrainState
-from jaxmem.train._step import TrainStep, make_train_step
-from jaxmem.workload import Workload, path_string
+from jaxmem.train._step import TrainStep, build_step
+from jaxmem.workload import path_string
 
 _MEMORY_INFO = Path("/proc/meminfo")
 
@@ -53,13 +53,13 @@ def run_step(step: TrainStep, batch: Any, given: TrainState | None, rng: Any, li
     # Gradients are kept as they come, not as optimizer state is stored.
     dtypes = dataclasses.replace(step.config.dtypes, optimizer=None)
     remat = step.config.remat if step.decision is None else "none"
-    kept = make_train_step(keeping, dataclasses.replace(step.config, precision=dtypes, remat=remat), mesh=step.mesh)
+    kept = build_step(keeping, dataclasses.replace(step.config, precision=dtypes, remat=remat), mesh=step.mesh_here)
     kept = kept if step.decision is None else kept.with_decision(step.decision)
     shapes = jax.tree.leaves(kept.abstract_state())
     # Parameters and gradients, that is; known before anything is compiled.
     _check_room(sum(leaf.size * leaf.dtype.itemsize for leaf in shapes), limit_bytes)
     compiled = _checked(kept.compile(), limit_bytes)
-    state = _state(kept, given, rng)
+    state, batch = _state(kept, given, rng), kept.put(batch)
     window = int(state.window)
     state, metrics = compiled(state, batch)
     # A skipped window keeps no gradients: the same one again, as long as the scale backs off.
@@ -72,34 +72,41 @@ def run_step(step: TrainStep, batch: Any, given: TrainState | None, rng: Any, li
     )
 
 
-def run_one_by_one(
-    workload: Workload, steps: int, batch: Any, given: TrainState | None, rng: Any, limit_bytes: int | None
-) -> Outcome:
+def run_one_by_one(step: TrainStep, batch: Any, given: TrainState | None, rng: Any, limit_bytes: int | None) -> Outcome:
     """Plain float32 gradients of each micro-batch, one after another in Python, averaged by their weights.
 
-    The sum over micro-batches is taken here, in float64: neither jaxmem's scan nor its weights pre-pass is used.
+    The micro-batches are those of `step`, on its mesh. The sum over them is taken here, in float64: neither jaxmem's
+    scan nor its weights pre-pass is used.
 
     Raises:
       TooLarge: a micro-batch would take more than `limit_bytes`.
     """
-    plain = make_train_step(dataclasses.replace(workload, optimizer=_keep_gradients(), batch=batch), MemoryConfig())
+    steps, workload = step.config.accumulation_steps, step.workload
+    keeping = dataclasses.replace(workload, optimizer=_keep_gradients(), batch=batch)
+    plain = build_step(keeping, MemoryConfig(), mesh=step.mesh_here)
+    whole = jax.tree.map(_unplaced, batch)  # so that rows can be cut whatever they are sharded over
+    micros = [
+        plain.put(accumulate.micro_batch(whole, index, steps, batch_axes=workload.batch_axes), uneven=True)
+        for index in range(steps)
+    ]
     state = _state(plain, given, rng)
     trainable, frozen = partition(state.params, workload.trainable)
     loss = configured_loss(workload, MemoryConfig(), frozen)
-    key = jax.random.fold_in(state.rng, state.window)
-    take = functools.partial(accumulate.micro_batch, batch, num_micro_batches=steps, batch_axes=workload.batch_axes)
-    rules = _rules(loss, trainable, take(index=0), key, state.state)
     terms = []
-    for term in range(len(rules)):
-        jitted = jax.jit(accumulate.value_and_grad(_only(loss, term), 1))
-        lowered = jitted.lower(trainable, take(index=0), rng=key, state=state.state)
-        terms.append(_checked(lowered.compile(compiler_options=workload.compiler_options), limit_bytes))
+    with plain.entered():
+        key = jax.random.fold_in(state.rng, state.window)
+        keys = [jax.random.fold_in(key, index) for index in range(steps)]
+        rules = _rules(loss, trainable, micros[0], key, state.state)
+        for term in range(len(rules)):
+            jitted = jax.jit(accumulate.value_and_grad(_only(loss, term), 1))
+            lowered = jitted.lower(trainable, micros[0], rng=key, state=state.state)
+            terms.append(_checked(lowered.compile(compiler_options=workload.compiler_options), limit_bytes))
     sums = [_WeightedSum() for _ in rules]
     names = jax.tree.broadcast(state_reductions(workload, state.state), state.state)
     carried, states = state.state, []
-    for index in range(steps):
+    for batch, rng in zip(micros, keys, strict=True):
         seen = jax.tree.map(lambda now, start, name: now if name == "carry" else start, carried, state.state, names)
-        micro = [term(trainable, take(index=index), rng=jax.random.fold_in(key, index), state=seen) for term in terms]
+        micro = [term(trainable, batch, rng=rng, state=seen) for term in terms]
         for total, rule, out in zip(sums, rules, micro, strict=True):
             total.add(out, float(out.weights[0]) if rule == "weighted" else 1.0)
         carried = micro[0].state
@@ -126,16 +133,19 @@ class PlainLoss:
     narrow: frozenset[str]
 
     @classmethod
-    def of(cls, workload: Workload, batch: Any) -> "PlainLoss":
-        """Traces the loss once, forward only."""
-        state = make_train_step(workload, MemoryConfig()).abstract_state()
+    def of(cls, step: TrainStep, batch: Any) -> "PlainLoss":
+        """Traces the loss of a step's workload once, forward only."""
+        workload = dataclasses.replace(step.workload, batch=batch)
+        plain = build_step(workload, MemoryConfig(), mesh=step.mesh_here)
+        state, batch = plain.abstract_state(), plain.abstract_batch()
         trainable, frozen = partition(state.params, workload.trainable)
         loss = configured_loss(workload, MemoryConfig())
 
         def values(rng, trainable, frozen, batch, rest):
             return jax.tree.leaves(loss(merge(trainable, frozen), batch, rng=rng, state=rest))
 
-        jaxpr = jax.make_jaxpr(values)(state.rng, trainable, frozen, batch, state.state)
+        with plain.entered():
+            jaxpr = jax.make_jaxpr(values)(state.rng, trainable, frozen, batch, state.state)
         _, used = prune(jaxpr, [True] * len(jaxpr.jaxpr.outvars))
         narrow = (name for name in ("bfloat16", "float16") if precision.uses_dtype(jaxpr.jaxpr, jnp.dtype(name)))
         return cls(separable=not used[0] and not jax.tree.leaves(state.state), narrow=frozenset(narrow))
@@ -198,6 +208,8 @@ def _state(step: TrainStep, given: TrainState | None, rng: Any) -> TrainState:
     state = step.init(rng)
     if given is None:
         return state
+    check_alive(given)
+    check_state(step, dataclasses.replace(given, opt_state=state.opt_state, loss_scale=state.loss_scale))
     params = jax.tree.map(lambda leaf, like: jnp.array(leaf, like.dtype), given.params, state.params)
     rest, key = jax.tree.map(jnp.copy, (given.state, given.rng))
     return dataclasses.replace(state, params=params, state=rest, rng=key, window=jnp.copy(given.window))
@@ -226,6 +238,13 @@ def _to_host(tree: Any) -> Any:
         return np.asarray(leaf)
 
     return jax.tree.map(move, tree)
+
+
+def _unplaced(leaf: Any) -> Any:
+    """A leaf of a batch without the mesh that it lies on."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(np.asarray(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+    return np.asarray(leaf)
 
 
 def _combined(start: Any, states: list[Any], names: Any) -> Any:

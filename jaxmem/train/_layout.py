@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxmem.errors import ConfigError
+from jaxmem.errors import BatchError, ConfigError, MeshError
+from jaxmem.targets import describe_mesh, in_mesh, mesh_of
 from jaxmem.train._state import TrainState
-from jaxmem.workload import Workload
+from jaxmem.workload import Workload, path_string
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,19 +21,40 @@ class Layout:
 
     Args:
       workload: whose arrays may be sharded already: then they stay so.
-      mesh: that the step was made for; None where it takes its arguments as they come.
+      mesh: where state and batches are put: that the step was made for, else that of the workload's own arrays; None
+        where arguments are taken as they come.
+      around: what is set while the step is traced; that of shapes for another machine too.
+      asked: whether the step was made for the mesh, so that rows are sharded over it in any case.
     """
 
     workload: Workload
     mesh: Any = None
+    around: Any = None
+    asked: bool = False
 
     @classmethod
     def of(cls, workload: Workload, mesh: Any) -> "Layout":
-        if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
+        """
+        Raises:
+          ConfigError: a mesh that is none; MeshError: one that lacks axes of the workload's arrays, or several of them.
+        """
+        own = {name: getattr(workload, name) for name in ("params", "batch", "state")}
+        if mesh is None:
+            around = mesh_of(**own)
+            return cls(workload=workload, mesh=around if _is_here(around) else None, around=around)
+        if not isinstance(mesh, (Mesh, AbstractMesh)):
             raise ConfigError(
                 wanted="mesh to be a jax.sharding.Mesh", got=repr(mesh), do='Make one, jax.make_mesh((8,), ("data",)).'
             )
-        return cls(workload=workload, mesh=mesh)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(own):
+            sharding = sharding_of(leaf)
+            if sharding is not None and not set(axes_of(sharding.spec)) <= set(mesh.axis_names):
+                raise MeshError(
+                    wanted=f"arrays sharded over axes of the step's mesh, {describe_mesh(mesh)}",
+                    got=f"{path_string(path)} sharded over {sharding.spec} of {describe_mesh(sharding.mesh)}",
+                    do="Leave mesh= out to train on the mesh of the arrays, or make them on that of the step.",
+                )
+        return cls(workload=workload, mesh=mesh, around=mesh, asked=True)
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -53,35 +74,48 @@ class Layout:
             if entry is not None:
                 mesh = own.mesh if self.mesh is None else self.mesh
                 return NamedSharding(mesh, PartitionSpec(*[None] * (first % leaf.ndim), entry))
-        if self.mesh is None:
+        if not self.asked:
             return None
         names = self.mesh.axis_names
         return NamedSharding(self.mesh, PartitionSpec(*[None] * first, "data" if "data" in names else names[0]))
 
-    @property
-    def rows_are_here(self) -> bool:
-        """Whether rows are sharded over devices of this machine's own backend."""
-        rows = self.rows
-        mesh = rows.mesh if rows is not None else None
-        return isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == jax.default_backend()
+    def batch(self, batch: Any, *, uneven: bool = False) -> Any:
+        """A sharding on the mesh for each leaf of a batch: that of the workload's own leaf, else by its rows.
 
-    def batch(self, batch: Any) -> Any:
-        """A sharding on the mesh for each leaf of a batch: that of the workload's own leaf, else by its rows."""
+        Args:
+          batch: of which leaves are put.
+          uneven: whether rows that their shards do not divide may be put whole on every device.
+
+        Raises:
+          BatchError: otherwise.
+        """
         rows = self.rows
-        entry = next(part for part in (rows.spec if rows else ()) if part is not None)
+        entry = next((part for part in (rows.spec if rows else ()) if part is not None), None)
         own = [sharding_of(leaf) for leaf in jax.tree.leaves(self.workload.batch, is_leaf=_is_none)]
         leaves = list(self.leaves(batch))
         own = own if len(own) == len(leaves) else [None] * len(leaves)
 
-        def spec(leaf, axis, own):
+        def place(leaf, axis, own):
+            if leaf is None:
+                return None
             if own is not None:
-                return own.spec
-            return PartitionSpec() if axis is None else PartitionSpec(*[None] * (axis % max(np.ndim(leaf), 1)), entry)
+                spec = own.spec
+            elif axis is None:
+                spec = PartitionSpec()
+            else:
+                spec = PartitionSpec(*[None] * (axis % max(np.ndim(leaf), 1)), entry)
+            placed = NamedSharding(self.mesh, spec)
+            if _divides(placed, np.shape(leaf)):
+                return placed
+            if uneven:
+                return NamedSharding(self.mesh, PartitionSpec())
+            raise BatchError(
+                wanted=f"a batch that is divided evenly as {spec} of {describe_mesh(self.mesh)} says",
+                got=f"a leaf of shape {np.shape(leaf)}",
+                do="Leave the last rows out, or fill them up with rows of weight 0.",
+            )
 
-        specs = [
-            None if leaf is None else NamedSharding(self.mesh, spec(leaf, axis, own))
-            for (leaf, axis), own in zip(leaves, own, strict=True)
-        ]
+        specs = [place(leaf, axis, sharding) for (leaf, axis), sharding in zip(leaves, own, strict=True)]
         return jax.tree.structure(batch, is_leaf=_is_none).unflatten(specs)
 
     def leaves(self, batch: Any) -> Iterator[tuple[Any, int | None]]:
@@ -125,27 +159,21 @@ class Layout:
 
     def constrain(self, state: TrainState, shardings: TrainState) -> TrainState:
         """A new state sharded as the old one, so that the next step is the same program."""
-        if self._explicit:  # its types say so
-            return state
         # Of the mesh that is set, which is a target's where the step is compiled for one.
+        if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:  # its types say so
+            return state
         return jax.tree.map(lambda leaf, at: jax.lax.with_sharding_constraint(leaf, at.spec), state, shardings)
 
     # -- the mesh ----------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def entered(self, *arguments: Any) -> Iterator[None]:
-        """Within it the mesh is set, unless another one is, so that a loss may use bare PartitionSpecs."""
-        if self.mesh is None or jax.sharding.get_abstract_mesh().axis_names:
-            yield
-            return
-        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arguments))
-        abstract = self.mesh.abstract_mesh if isinstance(self.mesh, Mesh) else self.mesh
-        with (
-            jax.set_mesh(self.mesh)
-            if isinstance(self.mesh, Mesh) and not traced
-            else jax.sharding.use_abstract_mesh(abstract)
-        ):
-            yield
+    def entered(self, *arguments: Any) -> contextlib.AbstractContextManager[None]:
+        """Within it the mesh is set, unless a target's is: that of the step, else that of the arguments' arrays."""
+        return in_mesh(mesh_of(arguments=arguments) if self.around is None else self.around, *arguments)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the step lies on devices of this machine's own backend."""
+        return _is_here(self.mesh)
 
     @property
     def _explicit(self) -> bool:
@@ -156,6 +184,25 @@ def sharding_of(leaf: Any) -> NamedSharding | None:
     """How a leaf is sharded over a mesh; None of an array on one device, which says nothing."""
     sharding = getattr(leaf, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
+
+
+def axes_of(spec: PartitionSpec) -> tuple[str, ...]:
+    """The mesh axes that a spec names."""
+    entries = [entry for entry in spec if entry is not None]
+    return tuple(name for entry in entries for name in ((entry,) if isinstance(entry, str) else entry))
+
+
+def _divides(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
+    try:
+        sharding.shard_shape(shape)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_here(mesh: Any) -> bool:
+    """Whether it is over devices of this machine's own backend."""
+    return isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == jax.default_backend()
 
 
 def _is_none(x: Any) -> bool:

@@ -4,14 +4,16 @@ import collections
 import dataclasses
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from jaxmem.errors import InputError, MetricError, NonFiniteError, TooManySkippedWindows, WorkloadError
+from jaxmem.errors import InputError, MetricError, NonFiniteError, SettingWarning, TooManySkippedWindows, WorkloadError
 from jaxmem.train._loop_io import Interrupts, MetricsFile, ProgressBar
+from jaxmem.train._mistakes import check_alive
 from jaxmem.workload import path_string
 
 # Windows dispatched ahead of the device. Each holds its batch in device memory, and Ctrl-C waits for
@@ -114,6 +116,10 @@ def run_loop(
 ) -> LoopResult:
     """`train_loop`, saying also how it ended."""
     _check_counts(num_steps=num_steps, log_every=log_every, max_skipped=max_skipped)
+    check_alive(state)
+    if max_skipped != MAX_SKIPPED and getattr(state, "loss_scale", None) is None:
+        message = f"max_skipped={max_skipped} does nothing, as windows are skipped under a loss scale only."
+        warnings.warn(message, SettingWarning, stacklevel=3)
     first = int(state.window)
     batches = _batches(data, first, num_steps)
     stopped, record, metrics = "data ended", {}, None

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from jaxmem import accumulate, precision, remat
 from jaxmem.config import Memory, MemoryConfig
-from jaxmem.errors import ConfigError, PrecisionWithoutEffect, WorkloadError
+from jaxmem.errors import ConfigError, PrecisionWithoutEffect
 from jaxmem.remat.auto import Decision
 from jaxmem.remat.blocks import at_blocks
-from jaxmem.workload import Workload, declares, path_string, select_paths
+from jaxmem.workload import Workload, declares, nothing_trained, path_string, select_paths
 
 
 def configured_loss(
@@ -51,12 +51,7 @@ def partition(params, selection):
     """Trainable and frozen parameters, each with None where the other has a leaf."""
     chosen = select_paths(params, selection)
     if not any(jax.tree.leaves(chosen)):
-        paths = [path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-        raise WorkloadError(
-            wanted="`trainable` to pick at least one parameter",
-            got="none" if paths else "a workload without parameters",
-            do=f"Its paths are, for example: {', '.join(paths[:3]) or '-'}.",
-        )
+        raise nothing_trained(params)
     trainable = jax.tree.map(lambda leaf, yes: leaf if yes else None, params, chosen)
     frozen = jax.tree.map(lambda leaf, yes: None if yes else leaf, params, chosen)
     return trainable, frozen

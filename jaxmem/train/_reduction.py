@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 
 from jaxmem import accumulate
 from jaxmem.errors import ConfigError
-from jaxmem.train._layout import Layout, sharding_of
+from jaxmem.train._layout import Layout, axes_of, sharding_of
 from jaxmem.train._loss import partition
 from jaxmem.workload import path_string
 
@@ -35,8 +35,7 @@ class Reduction:
     @property
     def axes(self) -> tuple[str, ...]:
         """The mesh axes that the rows are sharded over."""
-        entries = [entry for entry in (self.rows.spec if self.rows else ()) if entry is not None]
-        return tuple(name for entry in entries for name in ((entry,) if isinstance(entry, str) else entry))
+        return axes_of(self.rows.spec) if self.rows else ()
 
     @property
     def shards(self) -> int:

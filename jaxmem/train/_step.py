@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding
 
 from jaxmem import accumulate, precision, remat
 from jaxmem._scopes import OPTIMIZER_SCOPE
 from jaxmem.budget import parse_budget
 from jaxmem.config import MemoryConfig
-from jaxmem.errors import ConfigError, RematWarning, WorkloadError
+from jaxmem.errors import ConfigError, RematWarning, SettingWarning, WorkloadError
 from jaxmem.policy import Policy
 from jaxmem.remat.auto import MAX_COMPILES, Decision
-from jaxmem.targets import Target, compile_lowered, on_target, place, resolve_target
+from jaxmem.targets import Target, compile_lowered, on_target, one_device, place, refusing_options, resolve_target
 from jaxmem.train._budget import Tried, decide, fit_step, pose_step
 from jaxmem.train._layout import Layout, sharding_of
 from jaxmem.train._loss import check_precision, check_widths, configured_loss, merge, partition, state_reductions
+from jaxmem.train._mistakes import blaming, check_state, guarded
 from jaxmem.train._reduction import Reduction, choose_reduction
 from jaxmem.train._remat import compare_residuals, examine_step
+from jaxmem.train._settings import idle_settings
 from jaxmem.train._skip import check_metric_names, current_scale, scaling_metrics, skip_unless
 from jaxmem.train._state import TrainState
 from jaxmem.workload import Workload, check_key, is_creator, path_string
@@ -44,15 +47,19 @@ def make_train_step(
       mesh: a `jax.sharding.Mesh`. The rows of every batch are sharded over the axes that those of the workload's
         example batch are, else over the mesh's axis "data", or its first; parameters lie as the workload's own arrays
         do, else whole on every device; `step.init` puts the state there, and the mesh is set while the loss is traced.
+        If not given, the mesh of the workload's arrays, where they are sharded over one.
       target: name of the chip that `step.lower()`, `.compile()` and `.report()` are for, such as "tpu-v5e:1x1"; None
         for the machine's own. Running the step always means this machine.
 
     Under a budget (`remat="auto:6GiB"`) the step is compiled for its target a few times before this returns.
 
+    Settings that do nothing for the workload are said by a SettingWarning.
+
     Raises:
       BudgetInfeasible: no choice of residuals keeps the peak within the budget.
       ConfigError: for what this version does not act on. When the step is traced, RematWithoutEffect: a remat
         setting for a loss that declares no `memory` and has nothing that repeats.
+      MeshError: the workload's arrays lie on several meshes, or are sharded over axes that `mesh` lacks.
 
     >>> import jax.numpy as jnp, optax
     >>> from jaxmem import MemoryConfig, Workload, make_train_step
@@ -71,6 +78,16 @@ def make_train_step(
     config = MemoryConfig() if config_or_plan is None else config_or_plan
     if not isinstance(config, MemoryConfig):
         raise ConfigError(wanted="a jaxmem.MemoryConfig", got=repr(config), do="Pass MemoryConfig(...).")
+    step = build_step(workload, config, mesh=mesh, target=target)
+    for message in step.idle_settings:
+        warnings.warn(message, SettingWarning, stacklevel=2)
+    return step
+
+
+def build_step(
+    workload: Workload, config: MemoryConfig, *, mesh: Any = None, target: str | Target | None = None
+) -> "TrainStep":
+    """`make_train_step` without its warnings: for steps beside one that was made, and for reports, which have notes."""
     check_widths(config)
     step = TrainStep(workload, config, target, mesh)
     if config.budget is None:
@@ -109,10 +126,10 @@ class TrainStep:
         With a loss scale also "loss_scale", that of this window, and "skipped", windows skipped so far: one whose loss
         or gradients are not finite changes neither parameters nor optimizer state nor model state.
         """
-        if self.mesh is not None:
-            batch = jax.device_put(batch, self._layout.batch(batch))
-        with self._layout.entered(state, batch):
-            return self._jitted(state, batch)
+        with blaming(self, state, batch), refusing_options(self.workload.compiler_options):
+            placed = self.put(batch)
+            with self._layout.entered(state, placed):
+                return self._jitted(state, placed)
 
     def init(self, rng: Any = None) -> TrainState:
         """A new state, on the step's mesh or the default device.
@@ -133,21 +150,22 @@ class TrainStep:
         rng = self._rng if rng is None else rng
         check_key(rng)
         # Inside jit, so that what a key creates is allocated once, where it belongs.
-        places = None if self.mesh is None else self._layout.state(self.abstract_arguments()[0])
-        with self._layout.entered(rng):
+        places = None if self._layout.mesh is None else self._layout.state(self.abstract_arguments()[0])
+        with blaming(self), self._layout.entered(rng):
             return jax.jit(self._init, out_shardings=places)(self._given(), rng)
 
     def trace(self) -> jax.stages.Traced:
         """The step traced on an abstract state and the workload's example batch."""
-        if self.mesh is None and not self._layout.rows_are_here:
-            return self._jitted.trace(self.abstract_state(), self.abstract_batch())
-        with self._layout.entered():
+        if self._layout.mesh is None:
+            with blaming(self):
+                return self._jitted.trace(self.abstract_state(), self.abstract_batch())
+        with blaming(self), self._layout.entered():
             return self._jitted.trace(*self.abstract_arguments())
 
     def trace_for(self, target: Target) -> tuple[jax.stages.Traced, Target, tuple[str, ...]]:
         """The step traced for a target, the target with the mesh of the batch's sharding, and notes about both."""
         placed = place(self.abstract_arguments(), target)
-        with on_target(placed.target) as scope, self._layout.entered():
+        with on_target(placed.target) as scope, blaming(self), self._layout.entered():
             self.examine()
             traced = self._jitted.trace(*placed.args)
         return traced, placed.target, (*placed.notes, *scope.notes)
@@ -163,7 +181,8 @@ class TrainStep:
     def compile(self) -> jax.stages.Compiled:
         """The step compiled for its target: this machine, unless it was given one."""
         if self.target is None:
-            return self.lower().compile()
+            with refusing_options(self.workload.compiler_options):
+                return self.lower().compile()
         return compile_lowered(self.lower(), resolve_target(self.target), self.workload.compiler_options)
 
     def report(self) -> "MemoryReport":
@@ -218,6 +237,11 @@ class TrainStep:
         step.made = spent.made and (resolved, spent.made)
         return step
 
+    def configured(self, **fields: Any) -> "TrainStep":
+        """This step with other fields of its config."""
+        config = dataclasses.replace(self.config, **fields)
+        return build_step(self.workload, config, mesh=self.mesh, target=self.target)
+
     def with_decision(self, decision: Decision) -> "TrainStep":
         """This step with residuals kept as was decided; its own remat setting must be none or a budget."""
         return TrainStep(self.workload, self.config, self.target, self.mesh, decision)
@@ -267,6 +291,11 @@ class TrainStep:
                 self._examination = examine_step(self)
         return self._examination
 
+    def put(self, batch: Any, *, uneven: bool = False) -> Any:
+        """A batch where the step takes it: on its mesh, or as it is; `uneven` rows whole."""
+        layout = self._layout
+        return batch if layout.mesh is None else jax.device_put(batch, layout.batch(batch, uneven=uneven))
+
     def abstract_state(self) -> TrainState:
         """Shapes and dtypes of the state that `init` makes."""
         # The key is abstract too: on the devices of a target nothing can be made.
@@ -286,7 +315,7 @@ class TrainStep:
         )
         state = dataclasses.replace(state, params=params, state=rest)
         batch = jax.tree.map(_with_sharding_of, self.abstract_batch(), self.workload.batch)
-        if self.mesh is None:
+        if self._layout.mesh is None:
             return state, batch
         state = jax.tree.map(_with_sharding, state, self._layout.state(state))
         return state, jax.tree.map(_with_sharding, batch, self._layout.batch(batch))
@@ -294,6 +323,17 @@ class TrainStep:
     def entered(self):
         """The step's mesh, for tracing what is part of it."""
         return self._layout.entered()
+
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        """One sentence for each setting that does nothing for this workload."""
+        return idle_settings(self, Reduction(kind="each", rows=self._layout.rows).shards)
+
+    @property
+    def mesh_here(self) -> Any:
+        """`mesh` for a step like this one that this machine can run: devices that are not here become one that is."""
+        around = self._layout.around
+        return self.mesh if around is None or self._layout.is_here else one_device(around)
 
     # -- tracing ---------------------------------------------------------------------------------
 
@@ -304,7 +344,8 @@ class TrainStep:
     @property
     def _optimizer(self):
         dtype = self.config.dtypes.optimizer
-        return self.workload.optimizer if dtype is None else precision.store_state_in(self.workload.optimizer, dtype)
+        own = guarded(self.workload.optimizer)
+        return own if dtype is None else precision.store_state_in(own, dtype)
 
     def _given(self):
         """The workload's parameters and state, None where a key creates them."""
@@ -333,6 +374,7 @@ class TrainStep:
         )
 
     def _step(self, state: TrainState, batch):
+        check_state(self, state)
         trainable, frozen = partition(state.params, self.workload.trainable)
         check_precision(self.workload, self.config, state, batch)
         self._check_remat()
@@ -347,9 +389,8 @@ class TrainStep:
         )(trainable, batch, rng=jax.random.fold_in(state.rng, state.window), state=state.state, loss_scale=scale)
         self.added = out.added
         # Optimizers that adapt to the loss (optax.contrib.reduce_on_plateau, …) take it as `value`; others ignore it.
-        update = optax.with_extra_args_support(self._optimizer).update
         with jax.named_scope(OPTIMIZER_SCOPE):
-            updates, opt_state = update(out.grads, state.opt_state, trainable, value=out.value)
+            updates, opt_state = self._optimizer.update(out.grads, state.opt_state, trainable, value=out.value)
             trained = optax.apply_updates(trainable, updates)
         new = TrainState(
             step=state.step + 1,
@@ -365,7 +406,7 @@ class TrainStep:
         if scale is not None:
             with jax.named_scope(OPTIMIZER_SCOPE):
                 new = skip_unless(out.finite, new, state, self.config)
-        if self.mesh is not None:
+        if self._layout.mesh is not None:
             new = self._layout.constrain(new, self._layout.state(self.abstract_arguments()[0]))
         check_metric_names(out.metrics, self.config)
         metrics = {"loss": out.value, **out.metrics}
@@ -392,9 +433,7 @@ class TrainStep:
         """This step under another setting."""
         if remat is None or remat == self.config.remat:
             return self
-        return make_train_step(
-            self.workload, dataclasses.replace(self.config, remat=remat), mesh=self.mesh, target=self.target
-        )
+        return self.configured(remat=remat)
 
     def _check_remat(self) -> None:
         """Names that match nothing raise; a setting that saves nothing warns. Once a trace, not once a step."""
@@ -415,7 +454,7 @@ def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtype
 
 
 def _unsharded(leaf: Any) -> Any:
-    """A shape without its sharding, which would be part of what is traced where the mesh's axes are explicit."""
-    if not isinstance(leaf, jax.ShapeDtypeStruct) or leaf.sharding is None:
+    """A leaf without its sharding, which would be part of what is traced where the mesh's axes are explicit."""
+    if not isinstance(getattr(leaf, "sharding", None), NamedSharding):
         return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))

@@ -16,7 +16,7 @@ from jaxmem.train._analysis import analyze
 from jaxmem.train._gradients import Outcome, PlainLoss, TooLarge, available_bytes, fill_batch, run_one_by_one, run_step
 from jaxmem.train._leaves import worst_leaf
 from jaxmem.train._state import TrainState
-from jaxmem.train._step import TrainStep, make_train_step
+from jaxmem.train._step import TrainStep, build_step
 from jaxmem.train._verification import Check, Verification
 
 
@@ -139,7 +139,7 @@ class Verifier:
             warnings.simplefilter("ignore", RematWarning)  # its facts are what is verified
             fields, checks, notes = self._gradients(step, reference)
             if reference is not None or step.config.recomputes:
-                plain = reference or _with(step, remat="none")
+                plain = reference or step.configured(remat="none")
                 found, promised = self._bytes(step, plain, name)
                 fields, checks = {**fields, **found}, [*checks, *promised]
         return Verification(
@@ -161,10 +161,11 @@ class Verifier:
         workload = step.workload
         rng = self.rng if self.rng is not None else jax.random.key(0) if workload.rng is None else workload.rng
         batch, made = fill_batch(workload.batch if self.batch is None else self.batch, rng)
+        batch = step.put(batch) if step.mesh_here is step.mesh else batch
         notes = ("The batch is only a shape: its integers are random zeros and ones.",) if made else ()
-        dtype = promises.narrowest(step.config, self._plain_loss(workload, batch).narrow)
+        dtype = promises.narrowest(step.config, self._plain_loss(step, batch).narrow)
         local = step.reduction().kind == "once" and step.reduction().shards > 1
-        if local and reference is None and not self._plain_loss(workload, batch).separable:
+        if local and reference is None and not self._plain_loss(step, batch).separable:
             raise NotCompared(
                 "shards that accumulate locally draw numbers and see states of their own, which no plain step does.",
                 dtype,
@@ -206,15 +207,15 @@ class Verifier:
             checks.append(promises.within("state", state_error, tolerance, detail))
         return fields, checks, found.notes
 
-    def _plain_loss(self, workload, batch) -> PlainLoss:
-        if id(workload) not in self._plain:
-            self._plain[id(workload)] = PlainLoss.of(workload, batch)
-        return self._plain[id(workload)]
+    def _plain_loss(self, step: TrainStep, batch) -> PlainLoss:
+        if id(step.workload) not in self._plain:
+            self._plain[id(step.workload)] = PlainLoss.of(step, batch)
+        return self._plain[id(step.workload)]
 
     def _reference(self, step: TrainStep, reference: TrainStep | None, batch, rng) -> tuple[Outcome, str]:
         """What is compared with, and that in words; TooLarge again where it was once."""
         steps = step.config.accumulation_steps
-        key = (id(reference or step.workload), 0 if reference else steps)
+        key = (id(reference or step.workload), step.mesh, 0 if reference else steps)
         if key not in self._references:
             self.progress("computing reference gradients")
             try:
@@ -230,10 +231,10 @@ class Verifier:
         if reference is not None:
             return run_step(reference, batch, self.state, rng, self.limit_bytes), "the reference step"
         steps = step.config.accumulation_steps
-        if steps == 1 or self._plain_loss(step.workload, batch).separable:
-            plain = make_train_step(step.workload, MemoryConfig())
+        if steps == 1 or self._plain_loss(step, batch).separable:
+            plain = build_step(step.workload, MemoryConfig(), mesh=step.mesh_here)
             return run_step(plain, batch, self.state, rng, self.limit_bytes), "the plain step on the whole batch"
-        outcome = run_one_by_one(step.workload, steps, batch, self.state, rng, self.limit_bytes)
+        outcome = run_one_by_one(step, batch, self.state, rng, self.limit_bytes)
         words = "plain micro-batches one by one, as model state or random numbers make the whole batch another matter"
         return outcome, words
 
@@ -269,7 +270,3 @@ class Verifier:
         if key not in self._reports:
             self._reports[key] = analyze(step, target=self.target)
         return self._reports[key]
-
-
-def _with(step: TrainStep, **fields) -> TrainStep:
-    return make_train_step(step.workload, dataclasses.replace(step.config, **fields), mesh=step.mesh)

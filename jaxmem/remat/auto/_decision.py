@@ -12,6 +12,7 @@ from jaxmem.remat.auto._assign import Assignment
 from jaxmem.remat.auto._problem import Problem, pose, program_of
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.auto._solution import Solution, describe
+from jaxmem.targets import in_mesh, mesh_of
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
@@ -74,7 +75,8 @@ def pose_call(
         chosen = frozenset(argnums)
         marked = tuple(jax.tree.map(lambda _, i=i: i in chosen, arg) for i, arg in enumerate(args))
         differentiated = call.arrays_of((marked, jax.tree.map(lambda _: False, kwargs)))
-    return pose(program_of(call, call.leaves, differentiated), rates, shards)
+    with in_mesh(mesh_of(mixed=True, arguments=(args, kwargs)), args, kwargs):
+        return pose(program_of(call, call.leaves, differentiated), rates, shards)
 
 
 class Call:

@@ -19,7 +19,7 @@ from jaxmem.remat.auto._decision import Call
 from jaxmem.remat.auto._problem import Program, pose, program_of
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.auto._standard import standard
-from jaxmem.targets import Target, resolve_target
+from jaxmem.targets import Target, in_mesh, mesh_of, resolve_target
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -125,6 +125,10 @@ def frontier(
     rates = Rates.of(None if target is None else resolve_target(target))
 
     def curve(*args, **kwargs) -> Frontier:
+        with in_mesh(mesh_of(mixed=True, arguments=(args, kwargs)), args, kwargs):
+            return found_for(args, kwargs)
+
+    def found_for(args, kwargs) -> Frontier:
         call = Call(fn, args, kwargs)
         program = program_of(call, call.leaves)
         problem = pose(program, rates)
