@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmem.errors import BatchError, ConfigError
@@ -51,7 +52,7 @@ def micro_batch_count(value) -> int:
 
 
 def _check_index(index, count: int) -> None:
-    if isinstance(index, jax.core.Tracer):
+    if isinstance(index, Tracer):
         return
     whole = np.ndim(index) == 0 and jnp.issubdtype(jnp.result_type(index), jnp.integer)
     if not whole or not 0 <= int(index) < count:

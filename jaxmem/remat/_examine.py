@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -126,13 +127,14 @@ def _dots(policy: Policy, offers: Offers) -> list[str]:
 def _empty(program) -> list[str]:
     """No block keeps a value that it makes itself: there is nothing to recompute."""
     for _, _, inner in _blocks(program):
-        floats = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in inner.invars]
+        avals: list[Any] = [v.aval for v in inner.invars]
+        floats = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
 
         def call(some, others, inner=inner, floats=floats):
             some, others = iter(some), iter(others)
             return jex.jaxpr_as_fun(jex.ClosedJaxpr(inner, ()))(*(next(some if yes else others) for yes in floats))
 
-        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in inner.invars]
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         some, others = ([x for x, yes in zip(shapes, floats, strict=True) if yes is kind] for kind in (True, False))
         try:
             if inner.constvars or kept_values(call, some, others, argnums=0)[1]:

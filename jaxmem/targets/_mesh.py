@@ -28,9 +28,11 @@ def mesh_of(*, mixed: bool = False, **trees: Any) -> Mesh | AbstractMesh | None:
     found = {mesh: leaf for leaf in jax.tree.leaves(trees) if (mesh := _mesh(leaf)) is not None}
     meshes = [mesh for mesh in found if mesh.size > 1] or list(found)
     meshes.sort(key=lambda mesh: not isinstance(mesh, Mesh))  # stable: concrete ones, which know their devices, first
-    first, *others = meshes or [None]
-    other = next((mesh for mesh in others if not _agree(first, mesh)), None)
-    if first is None or other is None:
+    if not meshes:
+        return None
+    first = meshes[0]
+    other = next((mesh for mesh in meshes if not _agree(first, mesh)), None)
+    if other is None:
         return first
     if mixed and _may_mix(meshes):
         return None

@@ -243,7 +243,9 @@ def _to_host(tree: Any) -> Any:
 def _unplaced(leaf: Any) -> Any:
     """A leaf of a batch without the mesh that it lies on."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(np.asarray(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+        return jax.random.wrap_key_data(
+            jnp.asarray(np.asarray(jax.random.key_data(leaf))), impl=jax.random.key_impl(leaf)
+        )
     return np.asarray(leaf)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from jaxmem._source import is_users
 from jaxmem.errors import BatchError, JaxmemError, StateError, WorkloadError
@@ -73,7 +74,7 @@ def blaming(step: "TrainStep", state: Any = None, batch: Any = None) -> Iterator
 def check_alive(state: Any, error: BaseException | None = None) -> None:
     """StateError for a state whose arrays were given to a step before."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted():
             raise StateError(
                 wanted="a state that is still there",
                 got=f"one that a step was given before, which donates it: {path_string(path, root='state')} is deleted",

@@ -69,6 +69,20 @@ def make_train_step(
     >>> float(metrics["loss"]), round(float(state.params), 6)
     (1.0, 0.8)
     """
+    step = build_step(workload, config_or_plan, mesh=mesh, target=target)
+    for message in step.idle_settings:
+        warnings.warn(message, SettingWarning, stacklevel=2)
+    return step
+
+
+def build_step(
+    workload: Workload,
+    config_or_plan: MemoryConfig | None = None,
+    *,
+    mesh: Any = None,
+    target: str | Target | None = None,
+) -> "TrainStep":
+    """`make_train_step` without its warnings: for steps beside one that was made, and for reports, which have notes."""
     if not isinstance(workload, Workload):
         raise WorkloadError(
             wanted="a jaxmem.Workload",
@@ -78,16 +92,6 @@ def make_train_step(
     config = MemoryConfig() if config_or_plan is None else config_or_plan
     if not isinstance(config, MemoryConfig):
         raise ConfigError(wanted="a jaxmem.MemoryConfig", got=repr(config), do="Pass MemoryConfig(...).")
-    step = build_step(workload, config, mesh=mesh, target=target)
-    for message in step.idle_settings:
-        warnings.warn(message, SettingWarning, stacklevel=2)
-    return step
-
-
-def build_step(
-    workload: Workload, config: MemoryConfig, *, mesh: Any = None, target: str | Target | None = None
-) -> "TrainStep":
-    """`make_train_step` without its warnings: for steps beside one that was made, and for reports, which have notes."""
     check_widths(config)
     step = TrainStep(workload, config, target, mesh)
     if config.budget is None:

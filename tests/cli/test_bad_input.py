@@ -111,6 +111,28 @@ def test_a_loss_that_raises_names_its_line(refused, tmp_path):
         refused(verb, "model.py", words=["KeyError: 'layer'", "model.py, line 6, in loss_fn", "--debug"])
 
 
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (("optax.sgd(0.1)", "optax.lbfgs()"), ["an optimizer whose update takes", "value_fn"]),
+        (("optax.sgd(0.1)", "optax.multi_transform({'a': optax.sgd(0.1)}, 'b')"), ["whose init takes", "'b'"]),
+        (("def loss_fn(params, batch, *, memory)", "def loss_fn(params)"), ["loss_fn(params, batch)", "too many"]),
+        (("optax.sgd(0.1)", "optax.sgd(0.1), compiler_options={'xla_foo': 1}"), ["compiler_options", "'xla_foo'"]),
+    ],
+)
+def test_what_only_jax_or_optax_would_refuse(refused, change, words, tmp_path):
+    """Verbs call the user's parts in different places."""
+    write(tmp_path, LINEAR.replace(*change))
+    for verb in ("analyze", "train"):
+        refused(verb, "model.py", words=words)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float128", "complex64"])
+def test_a_precision_that_cannot_be_computed_in(refused, dtype, tmp_path):
+    write(tmp_path, LINEAR)
+    refused("analyze", "model.py", "--precision", dtype, words=["float32, bfloat16, float16, float64", repr(dtype)])
+
+
 @pytest.mark.parametrize("remat", ["none,none", "none,,full", ""])
 def test_a_list_of_presets_that_is_none(refused, remat, tmp_path):
     write(tmp_path, LINEAR)

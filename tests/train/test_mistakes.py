@@ -44,7 +44,7 @@ def raising(params):
 )
 @pytest.mark.parametrize("stored", [None, "float32"])
 def test_a_faulty_optimizer_is_named(optimizer, words, stored):
-    if stored and "update" in words:
+    if stored and "init" not in words:
         optimizer = optax.chain(optax.trace(0.9), optimizer)  # state that can be stored in another dtype
         words = words.split(".*")[0] if "/w" in words else words
     config = MemoryConfig(precision=Precision(optimizer=stored))
@@ -76,7 +76,9 @@ def test_a_loss_that_jax_alone_refuses_is_the_users():
     def dynamic(params, batch):
         return jax.lax.while_loop(lambda x: jnp.sum(x) < 0, lambda x: x * 2, params["w"]).sum()
 
-    with pytest.raises(WorkloadError, match="a loss that JAX can differentiate; got ValueError: Reverse-mode") as caught:
+    with pytest.raises(
+        WorkloadError, match="a loss that JAX can differentiate; got ValueError: Reverse-mode"
+    ) as caught:
         make_train_step(work(dynamic)).lower()
     assert isinstance(caught.value.__cause__, ValueError)
 
@@ -106,9 +108,12 @@ def test_a_fault_of_jaxmem_is_no_mistake_of_the_user(monkeypatch):
     ],
 )
 def test_compiler_options_that_xla_does_not_have(options, words):
-    with pytest.raises(InputError, match=f"(?s)compiler_options.*{words}"):
+    def train():
         step = make_train_step(work(compiler_options=options))
         step(step.init(), step.workload.batch)
+
+    with pytest.raises(InputError, match=f"(?s)compiler_options.*{words}"):
+        train()
 
 
 def test_a_state_that_was_donated_is_named():
