@@ -50,15 +50,15 @@ class Precision:
     loss_scale: Any = None
 
     def __post_init__(self):
-        for name in ("params", "compute", "output", "accumulator", "optimizer"):
+        for name in ("params", "compute", "output", "accumulator"):
             value = getattr(self, name)
             if value is not None or name == "compute":
                 object.__setattr__(self, name, float_dtype_name(value, f"precision.{name}"))
-        if self.optimizer not in (None, "float32", "bfloat16", "float64"):
-            raise ConfigError(
-                wanted="precision.optimizer to be float32, bfloat16 or float64",
-                got=repr(self.optimizer),
-                do="Second moments are squares of gradients: they need the range of float32, which bfloat16 has.",
+        if self.optimizer is not None:
+            why = "Second moments are squares of gradients: they need the range of float32, which bfloat16 has."
+            among = ("float32", "bfloat16", "float64")
+            object.__setattr__(
+                self, "optimizer", float_dtype_name(self.optimizer, "precision.optimizer", among=among, why=why)
             )
         object.__setattr__(self, "loss_scale", as_loss_scale(self.loss_scale, self.compute))
 
@@ -237,18 +237,20 @@ class Memory:
         return self.checkpoint(target, self.remat, **options)
 
 
-def float_dtype_name(value, field: str) -> str:
+def float_dtype_name(
+    value,
+    field: str,
+    *,
+    among: tuple[str, ...] = FLOAT_DTYPES,
+    why: str = "Narrower ones, such as float8, need a scale for each array, which only the model can choose.",
+) -> str:
     """The canonical name of a floating dtype that can be computed with; ConfigError otherwise."""
     try:
         name = jnp.dtype(value).name if value is not None else ""
     except TypeError:
         name = ""
-    if name not in FLOAT_DTYPES:
-        raise ConfigError(
-            wanted=f"{field} to be a floating dtype of {', '.join(FLOAT_DTYPES)}",
-            got=repr(value),
-            do="Narrower ones, such as float8, need a scale for each array, which only the model can choose.",
-        )
+    if name not in among:
+        raise ConfigError(wanted=f"{field} to be a floating dtype of {', '.join(among)}", got=repr(value), do=why)
     return name
 
 

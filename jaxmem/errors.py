@@ -88,6 +88,9 @@ class RematWarning(UserWarning):
 class SettingWarning(UserWarning):
     """A setting that does nothing here."""
 
+    def __init__(self, message: str):
+        super().__init__(message)
+
 
 class PrecisionWithoutEffect(InputError):
     """A compute dtype that no value of the traced loss has."""

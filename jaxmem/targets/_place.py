@@ -116,7 +116,7 @@ def _with_mesh_of(shardings: list[NamedSharding], target: Target) -> Target:
                 got=f"an argument sharded over {describe_mesh(sharding.mesh)}",
                 do="Shard over an AbstractMesh with as many devices, or name another topology.",
             )
-        return target.with_mesh(**axes)
+        return dataclasses.replace(target.with_mesh(**axes), axis_types=sharding.mesh.axis_types)
     return target
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from jaxmem._units import format_bytes
 from jaxmem.errors import InputError, UnknownTargetError
@@ -34,6 +34,7 @@ class Target:
       chip: row of the chip table; None for this machine's own backend and for "cpu".
       topology: of the chips, "2x2" or, of GPUs, slices x hosts x GPUs of a host.
       mesh_axes: (name, size) pairs of `mesh`; empty for one axis "data" over all devices.
+      axis_types: of these axes; empty for automatic ones.
 
     >>> resolve_target("cpu").platform
     'cpu'
@@ -47,6 +48,7 @@ class Target:
     chip: Chip | None = None
     topology: str | None = None
     mesh_axes: tuple[tuple[str, int], ...] = ()
+    axis_types: tuple[AxisType, ...] = ()
 
     @property
     def deviceless(self) -> bool:
@@ -76,7 +78,8 @@ class Target:
     def mesh(self) -> Mesh:
         """All `devices`, with `mesh_axes`; what `on_target` sets."""
         axes = dict(self.mesh_axes) or {"data": self.device_count}
-        return Mesh(np.array(self.devices).reshape(tuple(axes.values())), tuple(axes))
+        devices = np.array(self.devices).reshape(tuple(axes.values()))
+        return Mesh(devices, tuple(axes), axis_types=self.axis_types or None)
 
     def with_mesh(self, **axes: int) -> "Target":
         """The same with other mesh axes, whose sizes must multiply to the number of devices.
@@ -90,7 +93,7 @@ class Target:
                 got=", ".join(f"{name}={size}" for name, size in axes.items()) or "none",
                 do="Change an axis, or the topology in the target's name.",
             )
-        return dataclasses.replace(self, mesh_axes=tuple(axes.items()))
+        return dataclasses.replace(self, mesh_axes=tuple(axes.items()), axis_types=())
 
 
 def resolve_target(name: "str | Target | None" = None) -> Target:

@@ -171,7 +171,7 @@ def test_an_optimizer_without_such_state_is_refused():
 
 @pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn"])
 def test_a_dtype_without_the_range_is_refused(dtype):
-    with pytest.raises(ConfigError, match="float32, bfloat16 or float64.*squares of gradients"):
+    with pytest.raises(ConfigError, match="float32, bfloat16, float64; got.*squares of gradients"):
         Precision(optimizer=dtype)
 
 

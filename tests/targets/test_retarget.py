@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
@@ -66,6 +66,17 @@ def test_arrays_of_this_machine_keep_their_specs_where_the_counts_agree():
         RetargetError, match=r"the 8 device\(s\) of gpu-h100:1x1x8; got an argument sharded over a mesh"
     ):
         argument_bytes(W, x, target="gpu-h100:1x1x8")
+
+
+def test_a_target_has_axes_of_the_type_that_arguments_have():
+    """A program that is typed by explicit axes is compiled as one."""
+
+    def resharded(w, x):
+        return jnp.sum(jnp.tanh(jax.sharding.reshard(x, P(None, None)) @ w))
+
+    mesh = AbstractMesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+    x = jax.ShapeDtypeStruct((512, 128), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    assert argument_bytes(W, x, fn=resharded)[0] == W_BYTES + X_BYTES // 4
 
 
 def test_an_axis_that_the_target_lacks_is_named():
