@@ -66,7 +66,6 @@ def sum_dtype(dtype):
 
 def state_reductions(reduction, state):
     """One reduction name per leaf of the state; StateError on an unknown one."""
-    check_reductions(reduction)
     try:
         names = jax.tree.broadcast(reduction, state)
     except ValueError as error:
@@ -75,6 +74,8 @@ def state_reductions(reduction, state):
             got=str(error).splitlines()[0],
             do="Give one name per collection, e.g. {'batch_stats': 'carry', 'amax': 'max'}.",
         ) from None
+    check_reductions(names)
+    check_reductions(reduction)  # also where there is no state
     leaves = zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(names), strict=True)
     for (path, leaf), name in leaves:
         where = path_string(path, root="state")

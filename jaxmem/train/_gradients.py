@@ -209,7 +209,7 @@ def _state(step: TrainStep, given: TrainState | None, rng: Any) -> TrainState:
     if given is None:
         return state
     check_alive(given)
-    check_state(step, dataclasses.replace(given, opt_state=state.opt_state, loss_scale=state.loss_scale))
+    check_state(step, dataclasses.replace(given, opt_state=state.opt_state))
     params = jax.tree.map(lambda leaf, like: jnp.array(leaf, like.dtype), given.params, state.params)
     rest, key = jax.tree.map(jnp.copy, (given.state, given.rng))
     return dataclasses.replace(state, params=params, state=rest, rng=key, window=jnp.copy(given.window))

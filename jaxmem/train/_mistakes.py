@@ -1,6 +1,7 @@
 """Errors of JAX, optax and flax that come from what the user gave a step, as errors that say so; others stay."""
 
 import contextlib
+import dataclasses
 import os
 import traceback
 from collections.abc import Iterator
@@ -89,7 +90,9 @@ def check_state(step: "TrainStep", state: Any, error: BaseException | None = Non
         raise StateError(
             wanted="a TrainState, as step.init() makes it", got=f"a {type(state).__name__}", do="Call step.init()."
         ) from error
-    different = _difference(step.abstract_state(), state, "state", dtypes=False)
+    # What a missing loss scale means is said where it is used.
+    own, given = (dataclasses.replace(tree, loss_scale=None) for tree in (step.abstract_state(), state))
+    different = _difference(own, given, "state", dtypes=False)
     if different:
         raise StateError(
             wanted="a state of this step's workload and config",
