@@ -146,7 +146,7 @@ def _accepted(made: CompiledProgram, name: str, target: Target) -> _Facts:
     if capacity is not None and backend == "cpu":
         capacity //= count  # virtual CPU devices share the machine's memory
     peak = _peak(memory, backend, made.on_chip_bytes)
-    expected = arguments.total if arguments else None
+    expected = arguments.total - arguments.host if arguments else None
     scratch = unknown_scratch_bytes(made.text or "", target.chip)
     fits, reason = judge_fit(peak, capacity, at_least_bytes=expected, scratch_bytes=scratch)
     chip_notes = check_runs(made.text, target.chip) if target.chip and made.text else ()
@@ -160,7 +160,7 @@ def _accepted(made: CompiledProgram, name: str, target: Target) -> _Facts:
         fits_reason=reason,
         notes=(
             *(_CPU_NOTES if backend == "cpu" else ()),
-            *(_on_chip(memory, made.on_chip_bytes) if memory else ()),
+            *(_elsewhere(memory, made.on_chip_bytes) if memory else ()),
             *(_unavailable(backend) if memory is None else ()),
             *_donation(memory, arguments),
             *_constants(made, peak, memory),
@@ -197,10 +197,10 @@ def _peak(memory: MemoryBytes | None, backend: str, on_chip_bytes: int) -> int |
     """The larger of the sum and the compiler's own peak, unless that is known to be of something else.
 
     XLA:CPU's leaves out what loops hold. A TPU's adds the buffers in the memory on the chip to those in HBM, and counts
-    some values of a loop twice: 84 MiB of a step that takes 10 MiB of HBM.
+    some values of a loop twice: 84 MiB of a step that takes 10 MiB of HBM. All of them add what lies on the host.
     """
     total = memory.sum_bytes if memory else None
-    if memory is None or total is None or backend == "cpu" or on_chip_bytes:
+    if memory is None or total is None or backend == "cpu" or on_chip_bytes or memory.any_host_bytes:
         return total
     return max(total, memory.compiler_peak_bytes or 0)
 
@@ -236,8 +236,9 @@ def _without_effect(recompute: int | None, modelled: JaxprFlops | None, devices:
 def _donation(memory: MemoryBytes | None, arguments) -> list[str]:
     if memory is None or arguments is None or memory.alias_bytes is None or memory.argument_bytes is None:
         return []
-    missing = arguments.donated - memory.alias_bytes
-    unused = max(0, arguments.total - memory.argument_bytes)  # dropped from the program, so nothing to alias
+    missing = arguments.donated - memory.alias_bytes - (memory.host_alias_bytes or 0)
+    held = memory.argument_bytes + (memory.host_argument_bytes or 0)
+    unused = max(0, arguments.total - held)  # dropped from the program, so nothing to alias
     if missing <= unused:
         return []
     return [
@@ -246,11 +247,14 @@ def _donation(memory: MemoryBytes | None, arguments) -> list[str]:
     ]
 
 
-def _on_chip(memory: MemoryBytes, on_chip_bytes: int) -> tuple[str, ...]:
-    if not on_chip_bytes or (memory.compiler_peak_bytes or 0) <= (memory.sum_bytes or 0):
+def _elsewhere(memory: MemoryBytes, on_chip_bytes: int) -> tuple[str, ...]:
+    """What the compiler's own peak counts that is not in the device's memory, where it is larger for that."""
+    places = {"memory on the chip": on_chip_bytes, "host memory": memory.any_host_bytes}
+    counted = [f"{format_bytes(size)} of {place}" for place, size in places.items() if size]
+    if not counted or (memory.compiler_peak_bytes or 0) <= (memory.sum_bytes or 0):
         return ()
     return (
-        f"The compiler's own peak counts {format_bytes(on_chip_bytes)} of memory on the chip as well: peak_bytes is "
+        f"The compiler's own peak counts {' and '.join(counted)} as well: peak_bytes is "
         "arguments + outputs + temporaries - aliases.",
     )
 

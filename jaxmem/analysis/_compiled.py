@@ -5,13 +5,15 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 from jaxmem.analysis._details import details
 from jaxmem.analysis._memory import MemoryBytes
 from jaxmem.analysis.assignment import Assignment, BufferDump
 from jaxmem.analysis.hlo._flops import HloFlops, hlo_flops
 from jaxmem.analysis.hlo._parse import Module, parse_hlo
 from jaxmem.errors import DoesNotFitError
-from jaxmem.targets import Target, compile_noting
+from jaxmem.targets import Target, compile_noting, read_back
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,19 +121,43 @@ def compile_program(lowered, target: Target, compiler_options: Mapping[str, Any]
             return CompiledProgram(
                 refusal=error, platform=target.platform, text=text, module=_parsed(text), assignment=assignment
             )
-        return dataclasses.replace(read_compiled(compiled, target.platform, dump), how=notes)
+        made = read_compiled(compiled, target.platform, dump)
+        return dataclasses.replace(made, how=(*notes, *made.how))
 
 
 def read_compiled(compiled, platform: str, dump: BufferDump | None = None) -> CompiledProgram:
     """A program that is compiled already; without a `dump` its buffers come from itself or from its HLO."""
     dump = dump or BufferDump(platform=platform)
-    try:
-        text = dump.text() or compiled.as_text()
-    except Exception:  # a backend that keeps its program to itself
-        text = None
+    text, why = dump.text(), ""
+    if text is None:
+        text, why = read_back(compiled.as_text)
+    if text is None:
+        text = dump.last_text()
     module = _parsed(text)
-    assignment = dump.of(compiled, module)
-    return CompiledProgram(compiled=compiled, platform=platform, text=text, module=module, assignment=assignment)
+    assignment, unplaced = read_back(lambda: dump.of(compiled, module))
+    return CompiledProgram(
+        compiled=compiled,
+        platform=platform,
+        text=text,
+        module=module,
+        assignment=assignment,
+        how=_unread(why, told=text is not None, unplaced=unplaced),
+    )
+
+
+def _unread(why: str, *, told: bool, unplaced: str) -> tuple[str, ...]:
+    """What could not be read of a compiled program, and what comes without it."""
+    said = []
+    if why and told:
+        said.append(f"JAX {jax.__version__} cannot read this program back ({why}): read from the compiler's dump instead.")
+    elif why:
+        said.append(
+            f"JAX {jax.__version__} cannot read this program back ({why}): kinds, layers, buffers, compiled FLOPs and "
+            "time are left out. Try the compiler that this JAX was made for, or a newer JAX."
+        )
+    if unplaced:
+        said.append(f"Where the buffers lie cannot be read ({unplaced}): kinds, layers and buffers are left out.")
+    return tuple(said)
 
 
 def _parsed(text: str | None) -> Module | None:

@@ -5,6 +5,8 @@ import dataclasses
 import jax
 import numpy as np
 
+from jaxmem.targets import read_back
+
 # Our field → XLA's.
 _FIELDS = {
     "argument_bytes": "argument_size_in_bytes",
@@ -42,16 +44,19 @@ class MemoryBytes:
             return None
         return self.argument_bytes + self.output_bytes + self.temp_bytes - (self.alias_bytes or 0)
 
+    @property
+    def any_host_bytes(self) -> int:
+        """Those on the host, of whatever use; 0 where the compiler gives no number."""
+        used = (self.host_argument_bytes, self.host_output_bytes, self.host_temp_bytes)
+        return sum(size or 0 for size in used) - (self.host_alias_bytes or 0)
+
 
 def read_memory(compiled) -> MemoryBytes | None:
     """The memory analysis of a `jax.stages.Compiled`, or None where there is none to believe.
 
     A backend without one returns None, raises, or fills its fields with 0 or -1.
     """
-    try:
-        stats = compiled.memory_analysis()
-    except Exception:  # each backend raises its own "unimplemented"
-        return None
+    stats, _ = read_back(compiled.memory_analysis)
     values = {ours: getattr(stats, theirs, None) for ours, theirs in _FIELDS.items()}
     known = {name: int(value) for name, value in values.items() if value is not None}
     essential = [known.get(name, -1) for name in ("argument_bytes", "output_bytes", "temp_bytes")]
@@ -67,10 +72,12 @@ class ArgumentBytes:
     Args:
       total: of all arguments, also of those that the program does not use.
       donated: of the donated ones.
+      host: of those that lie on the host.
     """
 
     total: int
     donated: int
+    host: int = 0
 
 
 def argument_bytes(compiled) -> ArgumentBytes | None:
@@ -83,7 +90,13 @@ def argument_bytes(compiled) -> ArgumentBytes | None:
         shardings = [None] * len(infos)
     sizes = [shard_bytes(info, sharding) for info, sharding in zip(infos, shardings, strict=True)]
     donated = [size for info, size in zip(infos, sizes, strict=True) if getattr(info, "donated", False)]
-    return ArgumentBytes(total=sum(sizes), donated=sum(donated))
+    host = [s for s, sharding in zip(sizes, shardings, strict=True) if _on_host(sharding)]
+    return ArgumentBytes(total=sum(sizes), donated=sum(donated), host=sum(host))
+
+
+def _on_host(sharding) -> bool:
+    """Whether arrays lie beside a device's own memory. A CPU's own is "unpinned_host"."""
+    return getattr(sharding, "memory_kind", None) == "pinned_host"
 
 
 def shard_bytes(aval, sharding) -> int:

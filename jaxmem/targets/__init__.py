@@ -22,6 +22,7 @@ from jaxmem.targets._oom import CompileOom as CompileOom
 from jaxmem.targets._oom import compile_oom as compile_oom
 from jaxmem.targets._place import Placed as Placed
 from jaxmem.targets._place import place as place
+from jaxmem.targets._reading import read_back as read_back
 from jaxmem.targets._scope import Scope as Scope
 from jaxmem.targets._scope import on_target as on_target
 from jaxmem.targets._target import Target as Target

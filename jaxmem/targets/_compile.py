@@ -11,6 +11,7 @@ from jaxmem.targets._limits import check_runs
 from jaxmem.targets._mesh import in_mesh, mesh_of
 from jaxmem.targets._oom import compile_oom
 from jaxmem.targets._place import place
+from jaxmem.targets._reading import read_back
 from jaxmem.targets._scope import on_target
 from jaxmem.targets._target import Target, resolve_target
 
@@ -123,5 +124,5 @@ def _compile(lowered, target: Target, compiler_options) -> tuple[jax.stages.Comp
         failed.needed_bytes, failed.available_bytes, failed.text = oom.needed_bytes, oom.available_bytes, oom.text
         raise failed from error
     if target.platform == "gpu" and not (target.chip.cudnn_attention and target.chip.native_float8):
-        check_runs(compiled.as_text() or "", target.chip)
+        check_runs(read_back(compiled.as_text)[0] or "", target.chip)
     return compiled, notes

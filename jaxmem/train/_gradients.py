@@ -15,7 +15,7 @@ from jaxmem._units import format_bytes
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import WorkloadError
 from jaxmem.objective import LossOutput, Objective, Sum
-from jaxmem.targets import resolve_target
+from jaxmem.targets import read_back, resolve_target
 from jaxmem.train._loss import configured_loss, merge, partition, state_reductions
 from jaxmem.train._mistakes import check_alive, check_state
 from jaxmem.train._state import TrainState
@@ -217,7 +217,7 @@ def _state(step: TrainStep, given: TrainState | None, rng: Any) -> TrainState:
 
 def _checked(compiled: jax.stages.Compiled, limit_bytes: int | None) -> jax.stages.Compiled:
     """`compiled` again; TooLarge where it needs more than the limit."""
-    stats = compiled.memory_analysis()
+    stats, _ = read_back(compiled.memory_analysis)
     if stats is not None:
         needed = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
         _check_room(needed - stats.alias_size_in_bytes, limit_bytes)

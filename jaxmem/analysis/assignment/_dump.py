@@ -13,11 +13,13 @@ from jaxmem.analysis.assignment._proto import read_proto
 from jaxmem.analysis.assignment._records import Assignment
 from jaxmem.analysis.assignment._text import read_text
 from jaxmem.analysis.hlo._parse import Module, parse_hlo
+from jaxmem.targets import read_back
 
 # CPU and GPU put the chip in front: "sm_9.0a_gpu_after_optimizations-...".
 _BUFFERS = "after_optimizations-buffer-assignment.txt"
 _TEXT = "after_optimizations.txt"
 _RANGES = "after_optimizations-live-range.txt"
+_LAST_TEXT = "after_codegen.txt"  # of a TPU
 _NAME = re.compile(r"^\s+(?:ROOT )?%(\S+) = ", re.MULTILINE)
 _SCHEDULED = re.compile(r"^    \d+:(\S+)$", re.MULTILINE)
 _FLAG = re.compile(r"--xla_dump_to=(\"[^\"]*\"|'[^']*'|\S+)")
@@ -62,20 +64,32 @@ class BufferDump:
         """
         if self.platform != "gpu" or not self._own:
             return None
+        return self._finished(_TEXT)
+
+    def last_text(self) -> str | None:
+        """The optimised HLO that the compiler dumped last, for a program that cannot be read back; None where none is.
+
+        A TPU's has the cycles.
+        """
+        return self._finished(_LAST_TEXT) or self._finished(_TEXT)
+
+    def _finished(self, ending: str) -> str | None:
+        """A dumped text of the one program compiled within, if its names are those of the schedule."""
         new = self._files() - self._before
         found = new.pop() if len(new) == 1 else None
-        if found is None or not _text_of(found).exists() or not _ranges_of(found).exists():
+        if found is None or not _beside(found, ending).exists() or not _beside(found, _RANGES).exists():
             return None
-        text = _text_of(found).read_text()
+        text = _beside(found, ending).read_text()
         named = set(_NAME.findall(text))
-        return text if named.issuperset(_SCHEDULED.findall(_ranges_of(found).read_text())) else None
+        return text if named.issuperset(_SCHEDULED.findall(_beside(found, _RANGES).read_text())) else None
 
     def of(self, compiled: Any, hlo: str | Module | None) -> Assignment | None:
         """The assignment of what was compiled within; `hlo` is its text, or parsed. None where nothing tells."""
         module = parse_hlo(hlo) if isinstance(hlo, str) else hlo
         if self._folder is not None:
             # The executable knows its name too, but makes all of its HLO anew to say it: seconds for a large program.
-            found = self._newest(module.name if module else compiled.runtime_executable().hlo_modules()[0].name)
+            name = module.name if module else read_back(lambda: compiled.runtime_executable().hlo_modules()[0].name)[0]
+            found = self._newest(name or "")
             if found is not None:
                 return self._read(found)
         return _from_program(compiled, module, self.platform)
@@ -88,13 +102,13 @@ class BufferDump:
         found = self._newest("") if self._folder is not None else None
         if found is None:
             return None
-        text = _text_of(found)
+        text = _beside(found, _TEXT)
         if not text.exists():
             return None
         return text.read_text(), self._read(found)
 
     def _read(self, buffers: Path) -> Assignment:
-        return read_text(buffers.read_text(), _ranges_of(buffers).read_text(), platform=self.platform)
+        return read_text(buffers.read_text(), _beside(buffers, _RANGES).read_text(), platform=self.platform)
 
     def _files(self) -> set[Path]:
         return set(self._folder.glob(f"*{_BUFFERS}")) if self._folder else set()
@@ -103,7 +117,7 @@ class BufferDump:
         """The new file of the module: of several, as a compiler may write for its parts, the largest."""
         files = self._files() - self._before
         files = {path for path in files if f".{module}." in path.name} or files
-        files = {path for path in files if _ranges_of(path).exists()}
+        files = {path for path in files if _beside(path, _RANGES).exists()}
         return max(files, key=lambda path: path.stat().st_size, default=None)
 
 
@@ -125,21 +139,15 @@ def _dump_folder(options: dict[str, Any]) -> Iterator[tuple[Path | None, bool]]:
         yield Path(folder), True
 
 
-def _text_of(path: Path) -> Path:
-    return path.with_name(path.name.removesuffix(_BUFFERS) + _TEXT)
-
-
-def _ranges_of(path: Path) -> Path:
-    return path.with_name(path.name.removesuffix(_BUFFERS) + _RANGES)
+def _beside(path: Path, ending: str) -> Path:
+    """Another file of the program whose buffer assignment is at `path`."""
+    return path.with_name(path.name.removesuffix(_BUFFERS) + ending)
 
 
 def _from_program(compiled: Any, module: Module | None, platform: str) -> Assignment | None:
     """From XLA:CPU's message if there is one, else from the HLO."""
     if module is None:
         return None
-    try:
-        placed = compiled.memory_analysis().serialized_buffer_assignment_proto
-        numbered = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-    except Exception:  # each backend raises its own "unimplemented"
-        placed, numbered = b"", b""
-    return read_proto(placed, numbered, module) if placed else liveness(module, platform=platform)
+    placed, _ = read_back(lambda: compiled.memory_analysis().serialized_buffer_assignment_proto)
+    numbered, _ = read_back(lambda: compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto())
+    return read_proto(placed, numbered, module) if placed and numbered else liveness(module, platform=platform)
