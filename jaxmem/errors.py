@@ -120,6 +120,10 @@ class UnsupportedByChip(InputError):
     """A program that compiles for a chip which cannot run it."""
 
 
+class MiscompiledError(InputError):
+    """A program that its compiler, of a known version, made to compute wrong numbers."""
+
+
 class RetargetError(InputError):
     """A program that is tied to devices of this machine, so that it cannot be compiled for others."""
 

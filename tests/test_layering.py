@@ -22,6 +22,7 @@ BASE = frozenset(
         "_compat",
         "_flax",
         "_installed",
+        "_miscompilations",
         "_product_flops",
         "_stdout",
         "_scopes",

@@ -27,5 +27,6 @@ from jaxmem.analysis._report import MemoryReport as MemoryReport
 from jaxmem.analysis._schema import report_schema as report_schema
 from jaxmem.analysis.hlo._flops import HloFlops as HloFlops
 from jaxmem.analysis.hlo._flops import hlo_flops as hlo_flops
+from jaxmem.analysis.hlo._miscompiled import check_compiled as check_compiled
 from jaxmem.analysis.oom import OomExplanation as OomExplanation
 from jaxmem.analysis.oom import explain_oom as explain_oom

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxmem._miscompilations import Miscompilation
 from jaxmem._units import format_bytes, format_flops
 from jaxmem.analysis._compiled import CompiledProgram, compile_program
 from jaxmem.analysis._fits import Fits, judge_fit
@@ -14,6 +15,7 @@ from jaxmem.analysis._memory import MemoryBytes, argument_bytes, read_memory, us
 from jaxmem.analysis._program import Program, known
 from jaxmem.analysis._records import Finding, StepTime
 from jaxmem.analysis._report import MemoryReport
+from jaxmem.analysis.hlo._miscompiled import refusal
 from jaxmem.analysis.hlo._reductions import gradient_reductions
 from jaxmem.analysis.step_time import NOMINAL_CPU, step_time
 from jaxmem.errors import InputError
@@ -67,7 +69,11 @@ def build_report(made: CompiledProgram, *, name: str, target: Target, program: P
     details = made.details(facts.peak_bytes, shown.generated_code_bytes, known_before.kind_of, names)
     time = _time(made, target)
     undone = _without_effect(recompute, modelled, facts.devices)
+    wrong = [_wrong_numbers(fault, places) for fault, places in made.miscompiled]
+    if wrong and known_before.refuse_miscompiled:
+        raise refusal(made.miscompiled, name)
     messages = [
+        *(finding.title for finding in wrong),
         *target.notes,
         *facts.notes,
         *made.said,
@@ -99,7 +105,7 @@ def build_report(made: CompiledProgram, *, name: str, target: Target, program: P
         fits=facts.fits,
         fits_reason=facts.fits_reason,
         capacity_bytes=facts.capacity_bytes,
-        findings=(*details.pop("findings", ()), *undone),
+        findings=(*wrong, *details.pop("findings", ()), *undone),
         warnings=tuple(dict.fromkeys(messages)),
         **details,
     )
@@ -231,6 +237,16 @@ def _without_effect(recompute: int | None, modelled: JaxprFlops | None, devices:
             cure="Put the layers under a scan, where nothing is merged, or believe the bytes of the target's compiler.",
         )
     ]
+
+
+def _wrong_numbers(fault: Miscompilation, places: tuple[str, ...]) -> Finding:
+    return Finding(
+        kind="miscompiled",
+        size_bytes=0,
+        title=f"This program computes wrong numbers: {fault.compiler} {fault.what} ({fault.name}).",
+        evidence=places,
+        cure=fault.cure,
+    )
 
 
 def _donation(memory: MemoryBytes | None, arguments) -> list[str]:

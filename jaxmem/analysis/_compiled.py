@@ -7,10 +7,12 @@ from typing import Any
 
 import jax
 
+from jaxmem._miscompilations import Miscompilation
 from jaxmem.analysis._details import details
 from jaxmem.analysis._memory import MemoryBytes
 from jaxmem.analysis.assignment import Assignment, BufferDump
 from jaxmem.analysis.hlo._flops import HloFlops, hlo_flops
+from jaxmem.analysis.hlo._miscompiled import miscompiled
 from jaxmem.analysis.hlo._parse import Module, parse_hlo
 from jaxmem.errors import DoesNotFitError
 from jaxmem.targets import Target, compile_noting, read_back
@@ -59,6 +61,11 @@ class CompiledProgram:
     def notes(self) -> tuple[str, ...]:
         """What could not be read, and what it does not show."""
         return (*self.how, *self._flops[1])
+
+    @functools.cached_property
+    def miscompiled(self) -> list[tuple[Miscompilation, tuple[str, ...]]]:
+        """Known faults of the compiler that the program shows, each with where it does."""
+        return miscompiled(self.module, self.platform) if self.module is not None else []
 
     @property
     def on_chip_bytes(self) -> int:

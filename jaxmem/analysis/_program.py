@@ -36,6 +36,7 @@ class Program:
       gradient_reduction: "once" or "each" micro-batch.
       notes: sentences for the report's warnings.
       made: what the target's compiler made of it, where that is known already: it is not compiled again.
+      refuse_miscompiled: whether to raise where the compiler made it compute wrong numbers, instead of a finding.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Program:
     gradient_reduction: str | None = None
     notes: tuple[str, ...] = ()
     made: CompiledProgram | None = None
+    refuse_miscompiled: bool = False
 
     @classmethod
     def from_traced(cls, traced: jax.stages.Traced, *, name: str, target: Target | None = None, **fields) -> "Program":

@@ -6,6 +6,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 
+from jaxmem._miscompilations import told
 from jaxmem._units import format_bytes
 from jaxmem.analysis import (
     CompiledProgram,
@@ -107,6 +108,7 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
         notes = (*notes, f"Gradients are reduced {_WHEN[step.reduction().kind]}: {step.reduction().why}.")
     if step.added is not None:
         notes = (*notes, str(step.added))
+    notes = (*notes, *map(told, step.faults_avoided(target.platform)))
     if policy.offload and target.platform == "cpu":
         notes = (*notes, _NOT_EVIDENCED)
     if policy == _FULL:
@@ -127,7 +129,8 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
         traced,
         target=target,
         name=name,
-        compiler_options=step.workload.compiler_options,
+        compiler_options=step.compiler_options(target.platform),
+        refuse_miscompiled=True,
         saved_residual_bytes=step.residual_bytes,
         # A budget may be enough to keep everything.
         plain_residual_bytes=None if step.config.budget is not None else plain_residual_bytes,

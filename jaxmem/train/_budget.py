@@ -247,6 +247,6 @@ def _content(step: "TrainStep", target: Target) -> str:
     with on_target(target):
         program = traced.lower().as_text()
     devices = [(device.platform, device.device_kind) for device in target.devices]
-    options = sorted({**dict(target.compiler_options), **dict(step.workload.compiler_options or {})}.items())
+    options = sorted({**dict(target.compiler_options), **dict(step.compiler_options(target.platform) or {})}.items())
     said = (program, target.name, target.topology, options, devices, versions())
     return hashlib.sha256(repr(said).encode()).hexdigest()

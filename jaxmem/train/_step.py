@@ -1,6 +1,7 @@
 """`make_train_step`: a workload and a config become one jitted, donated optimizer step."""
 
 import dataclasses
+import functools
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import optax
 from jax.sharding import NamedSharding
 
 from jaxmem import accumulate, precision, remat
+from jaxmem._miscompilations import Miscompilation, faults_met, without_faults
 from jaxmem._scopes import OPTIMIZER_SCOPE
 from jaxmem.budget import parse_budget
 from jaxmem.config import MemoryConfig
@@ -122,7 +124,11 @@ class TrainStep:
         self._layout = Layout.of(workload, mesh)
         self._examination = self._reduction = None
         self.added: accumulate.Added | None = None  # how gradients are added up, once the step has been traced
-        self._jitted = jax.jit(self._step, donate_argnums=0, compiler_options=workload.compiler_options)
+
+    @functools.cached_property  # the default backend is asked for once something is traced
+    def _jitted(self):
+        options = self.compiler_options(resolve_target(self.target).platform)
+        return jax.jit(self._step, donate_argnums=0, compiler_options=options)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         """One optimizer step on a batch; `state` is donated. Metrics hold "loss" and the loss's own.
@@ -183,11 +189,26 @@ class TrainStep:
             return traced.lower()
 
     def compile(self) -> jax.stages.Compiled:
-        """The step compiled for its target: this machine, unless it was given one."""
-        if self.target is None:
-            with refusing_options(self.workload.compiler_options):
-                return self.lower().compile()
-        return compile_lowered(self.lower(), resolve_target(self.target), self.workload.compiler_options)
+        """The step compiled for its target: this machine, unless it was given one.
+
+        Raises:
+          MiscompiledError: the compiler made it compute wrong numbers, in a way that is known.
+        """
+        from jaxmem.analysis import check_compiled  # most steps are never compiled by themselves
+
+        target = resolve_target(self.target)
+        compiled = compile_lowered(self.lower(), target, self.compiler_options(target.platform))
+        check_compiled(compiled, target.platform, "step")
+        return compiled
+
+    def compiler_options(self, platform: str) -> dict[str, Any] | None:
+        """The workload's, with what keeps a platform's compiler from faults of its own that this step would meet."""
+        return without_faults(self.workload.compiler_options, self.faults_avoided(platform))
+
+    def faults_avoided(self, platform: str) -> tuple[Miscompilation, ...]:
+        """Known faults of a platform's compiler that this step would meet, did its compiler options not avoid them."""
+        decided = self.decision is not None and self.decision.assignment.host_bytes > 0
+        return faults_met(platform, offloads=decided or bool(self.config.policy.offload))
 
     def report(self) -> "MemoryReport":
         """What the compiled step needs, on the step's target."""

@@ -1,0 +1,96 @@
+"""Looks at a compiled program for known faults of its compiler: wrong numbers that its own text proves."""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+
+from jaxmem._miscompilations import MISCOMPILATIONS, Miscompilation
+from jaxmem.analysis.hlo._integers import Integers, Loop
+from jaxmem.analysis.hlo._parse import Computation, Instruction, Module, parse_hlo
+from jaxmem.analysis.hlo._types import Array, arrays
+from jaxmem.errors import MiscompiledError
+from jaxmem.targets import read_back
+
+_HOST = 5  # the number of the host's memory
+# JAX 0.12 writes the numbers into "linear", and 0 where they were before.
+_NUMBERS = r'"byte_offset":"(-?\d+)","byte_stride":"(-?\d+)"'
+_COPY = re.compile(rf'"dynamic_slice_config":\{{"loop_index":"(\d+)",{_NUMBERS}(?:\}}|,"linear":\{{{_NUMBERS}\}})')
+
+
+def miscompiled(module: Module, platform: str) -> list[tuple[Miscompilation, tuple[str, ...]]]:
+    """The known faults that a program shows, each with the places where it does.
+
+    What is looked for is a contradiction within the program, so that a compiler's version does not matter: a program
+    without the fault is never named, whoever compiled it.
+    """
+    here = [fault for fault in MISCOMPILATIONS if fault.platform == platform]
+    found = [(fault, tuple(_LOOKS[fault.name](module))) for fault in here]
+    return [(fault, places) for fault, places in found if places]
+
+
+def refusal(found: list[tuple[Miscompilation, tuple[str, ...]]], name: str) -> MiscompiledError:
+    """What `miscompiled` found in a program, as an error."""
+    fault, places = found[0]
+    return MiscompiledError(
+        wanted=f"a compiler that compiles {name!r} right",
+        got=f"{fault.compiler}, which {fault.what} ({fault.name}): {places[0]}",
+        do=fault.cure,
+    )
+
+
+def check_compiled(compiled, platform: str, name: str) -> None:
+    """MiscompiledError where a compiled program shows a fault that the installed compiler is known to have.
+
+    Reading a large program takes seconds, so that none is read for other compilers.
+    """
+    if any(fault.platform == platform and fault.here for fault in MISCOMPILATIONS):
+        found = miscompiled(parse_hlo(read_back(compiled.as_text)[0] or ""), platform)
+        if found:
+            raise refusal(found, name)
+
+
+def host_copies_elsewhere(module: Module) -> Iterator[str]:
+    """Slices of host memory in a loop that are annotated to be copied from, or to, another place than their indices."""
+    integers = Integers(module)
+    for computation in module.computations.values():
+        for instruction in computation.instructions.values():
+            said = _COPY.search(instruction.rest)
+            if said is None or instruction.opcode not in ("dynamic-slice", "dynamic-update-slice"):
+                continue
+            sliced = computation.instructions.get(instruction.operands[0])
+            array = arrays(sliced.type)[0] if sliced is not None and arrays(sliced.type) else None
+            loop = integers.loop_round(computation, int(said.group(1)))
+            if array is None or array.memory_space != _HOST or loop is None:
+                continue
+            offset, stride = (int(later or first) for first, later in zip(said.groups()[1:3], said.groups()[3:], strict=True))
+            for trip in sorted({0, min(1, loop.trips - 1), loop.trips - 1}):
+                right = _start_bytes(integers, computation, instruction, array, loop, trip)
+                if right is not None and right != offset + stride * trip:
+                    yield (
+                        f"{instruction.name} of {array.text}: trip {trip} of {loop.trips} is to start at byte {right}, "
+                        f"and is annotated to start at {offset + stride * trip}"
+                    )
+                    break
+
+
+def _start_bytes(
+    integers: Integers, computation: Computation, slice_: Instruction, array: Array, loop: Loop, trip: int
+) -> int | None:
+    """Where a slice of an array without tiles starts in a trip of a loop; None where its indices are not known."""
+    is_update = slice_.opcode == "dynamic-update-slice"
+    piece = computation.instructions.get(slice_.operands[1]) if is_update else slice_
+    order = [int(n) for n in array.layout.partition(":")[0].split(",") if n.isdigit()]
+    starts = slice_.operands[2 if is_update else 1 :]
+    if piece is None or "T(" in array.layout or len(order) != len(array.sizes) or len(starts) != len(array.sizes):
+        return None
+    place, stride = 0, array.size_bytes // max(1, math.prod(array.sizes))
+    for axis in order:  # the fastest first
+        start = integers.value(computation, starts[axis], loop, trip)
+        if start is None:
+            return None
+        place += stride * min(max(start, 0), array.sizes[axis] - piece.shape[axis])
+        stride *= array.sizes[axis]
+    return place
+
+
+_LOOKS: dict[str, Callable[[Module], Iterator[str]]] = {"openxla/xla#46231": host_copies_elsewhere}
