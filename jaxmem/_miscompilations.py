@@ -24,7 +24,7 @@ class Miscompilation:
       platform: whose compiler has it.
       distribution: the package with that compiler, which has the fault from version `since` up to, without it, `fixed`.
       what: it does, to end "XLA:GPU of jaxlib 0.10.2 ...".
-      needs: what a program must do to meet it: "offload".
+      needs: what a program must do to meet it: "offload"; empty where nobody can tell before it is compiled.
       hlo_pass: without it the program is compiled right.
     """
 
@@ -45,7 +45,7 @@ class Miscompilation:
     @property
     def compiler(self) -> str:
         """The compiler and its version, in words."""
-        return f"XLA:{self.platform.upper()} of {self.distribution} {version(self.distribution)}"
+        return f"XLA:{self.platform.upper()} ({self.distribution} {version(self.distribution)})"
 
     @property
     def cure(self) -> str:
@@ -53,7 +53,7 @@ class Miscompilation:
         return f'Compile with compiler_options={{"{_OPTION}": "{self.hlo_pass}"}}, or with another version of JAX.'
 
 
-# Seen in jaxlib 0.10.2, and not in 0.12.0; what lies between was not tried.
+# Each was seen in the first version and not in the last; what lies between was not tried.
 MISCOMPILATIONS = (
     Miscompilation(
         name="openxla/xla#46231",
@@ -65,6 +65,16 @@ MISCOMPILATIONS = (
         needs="offload",
         hlo_pass="dynamic-slice-annotator",
     ),
+    Miscompilation(
+        name="openxla/xla#49143",
+        platform="tpu",
+        distribution="libtpu",
+        since=(0, 0, 42),
+        fixed=(0, 0, 52),
+        what="leaves the sum over devices of scattered gradients to after a scan, so that micro-batches are forgotten",
+        needs="",
+        hlo_pass="while-loop-all-reduce-code-motion",
+    ),
 )
 
 
@@ -75,7 +85,9 @@ def faults_met(platform: str, *, offloads: bool) -> tuple[Miscompilation, ...]:
     ()
     """
     does = {"offload": offloads}
-    return tuple(fault for fault in MISCOMPILATIONS if fault.platform == platform and does[fault.needs] and fault.here)
+    return tuple(
+        fault for fault in MISCOMPILATIONS if fault.platform == platform and does.get(fault.needs) and fault.here
+    )
 
 
 def without_faults(options: Mapping[str, Any] | None, faults: tuple[Miscompilation, ...]) -> dict[str, Any] | None:

@@ -155,13 +155,14 @@ def read_compiled(compiled, platform: str, dump: BufferDump | None = None) -> Co
 def _unread(why: str, *, told: bool, unplaced: str) -> tuple[str, ...]:
     """What could not be read of a compiled program, and what comes without it."""
     said = []
-    if why and told:
-        said.append(f"JAX {jax.__version__} cannot read this program back ({why}): read from the compiler's dump instead.")
-    elif why:
-        said.append(
-            f"JAX {jax.__version__} cannot read this program back ({why}): kinds, layers, buffers, compiled FLOPs and "
-            "time are left out. Try the compiler that this JAX was made for, or a newer JAX."
+    if why:
+        what = (
+            "read from the compiler's dump instead."
+            if told
+            else "kinds, layers, buffers, compiled FLOPs and time are left out. Try the compiler that this JAX was "
+            "made for, or a newer JAX."
         )
+        said.append(f"JAX {jax.__version__} cannot read this program back ({why}): {what}")
     if unplaced:
         said.append(f"Where the buffers lie cannot be read ({unplaced}): kinds, layers and buffers are left out.")
     return tuple(said)

@@ -22,6 +22,8 @@ def render_verifications(verifications: Sequence[Verification]) -> Group:
         cells = [found.verdict, *(verdicts.get(name, "") for name in names)]
         table.add_row(Text(found.name), *(Text(cell, style=_STYLE.get(cell, "")) for cell in cells))
     references = dict.fromkeys(found.reference for found in verifications)
+    places = list(dict.fromkeys(found.compared_on for found in verifications if found.compared_on))
+    where = f"computed on {' and '.join(places)}" if places else "not computed"
     return Group(
         Text(),
         table,
@@ -31,6 +33,6 @@ def render_verifications(verifications: Sequence[Verification]) -> Group:
             for check in found.checks
             if check.verdict != "pass"
         ],
-        Text(f"Gradients against {' or '.join(references)}, computed on this machine.", style="dim"),
+        Text(f"Gradients against {' or '.join(references)}, {where}.", style="dim"),
         *(Text(note, style="dim") for note in dict.fromkeys(note for found in verifications for note in found.notes)),
     )

@@ -4,6 +4,7 @@ from jaxmem._units import format_bytes, format_flops
 from jaxmem.analysis import MemoryReport
 from jaxmem.budget import is_auto
 from jaxmem.config import MemoryConfig
+from jaxmem.targets import Target
 from jaxmem.train._verification import Check, Verdict
 
 # Relative L2 distance that rounding may make in the worst leaf: some hundred times the dtype's epsilon in float32,
@@ -16,6 +17,17 @@ _MERGED = 0.05  # share of asked recomputation that may be missing, or too much
 
 def within(name: str, error: float, tolerance: float, detail: str) -> Check:
     return Check(name=name, verdict="pass" if error <= tolerance else "fail", detail=detail)  # NaN fails
+
+
+def backend(target: Target, ran_on: str) -> Check | None:
+    """That what was run is not the target's program, where that is so."""
+    if target.platform == ran_on and not target.deviceless:
+        return None
+    return Check(
+        name="backend",
+        verdict="uncertain",
+        detail=f"The numbers are of the program that is compiled for {ran_on}; that of {target.name} was not run.",
+    )
 
 
 def residuals(before: MemoryReport, after: MemoryReport) -> Check:

@@ -12,7 +12,8 @@ class Check:
     """One promise.
 
     Args:
-      name: "gradients", "loss", "state", "residuals", "temps", "host" or "recompute".
+      name: "gradients", "loss", "state", "backend", "compiler", "residuals", "temps", "host" or
+        "recompute".
       verdict: "uncertain" where nobody could tell; `detail` says why.
       detail: one sentence with the numbers.
     """
@@ -28,9 +29,10 @@ class Verification:
 
     Args:
       name: of the step.
-      target: that the bytes were compiled for; gradients are computed on this machine.
+      target: that the bytes were compiled for.
       checks: every promise of the config.
       reference: in words, what the gradients are compared with.
+      compared_on: the backend on which gradients were computed, this machine's: "cpu"; empty where they were not.
       gradient_error: relative L2 distance of the worst leaf, and `gradient_path`, which leaf that is.
       gradient_tolerance: what it may be, by the narrowest dtype at work, `tolerance_dtype`.
       loss, reference_loss: their values.
@@ -51,6 +53,7 @@ class Verification:
     target: str
     checks: tuple[Check, ...]
     reference: str
+    compared_on: str = ""
     gradient_error: float | None = None
     gradient_path: str = ""
     gradient_tolerance: float | None = None
@@ -76,8 +79,13 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether no promise is broken."""
+        """Whether no promise is broken; some may not have been checked, see `verified`."""
         return self.verdict != "fail"
+
+    @property
+    def verified(self) -> bool:
+        """Whether every promise was checked and holds; not so for a target that is not here: its program never ran."""
+        return self.verdict == "pass"
 
     def __getitem__(self, name: str) -> Check:
         for check in self.checks:
@@ -96,6 +104,7 @@ class Verification:
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
-        lines = [f"{self.name} on {self.target}: {self.verdict}, against {self.reference}"]
+        where = f", gradients computed on {self.compared_on}" if self.compared_on else ""
+        lines = [f"{self.name} on {self.target}: {self.verdict}, against {self.reference}{where}"]
         lines += [f"  {check.name}: {check.verdict}. {check.detail}" for check in self.checks]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])

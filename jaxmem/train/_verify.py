@@ -9,7 +9,7 @@ import jax
 
 from jaxmem.analysis import MemoryReport
 from jaxmem.config import MemoryConfig
-from jaxmem.errors import RematWarning, RematWithoutEffect, WorkloadError
+from jaxmem.errors import MiscompiledError, RematWarning, RematWithoutEffect, WorkloadError
 from jaxmem.targets import Target, resolve_target
 from jaxmem.train import _promises as promises
 from jaxmem.train._analysis import analyze
@@ -32,7 +32,8 @@ def verify(
 ) -> Verification:
     """A configured step against its plain reference: gradients, loss, model state, and what its levers promise.
 
-    Gradients are computed on this machine, bytes by the target's compiler. Without `reference`, gradients are
+    Gradients are computed on this machine, bytes by the target's compiler: of a target that is not here nothing was
+    run, so that the verdict is "uncertain" at best. Without `reference`, gradients are
     compared with those of the plain float32 step on the whole batch; where that is another computation than
     micro-batches (a loss with model state or random numbers), with plain micro-batches, one by one. Residuals,
     temporaries and recomputation are compared with the same config without remat.
@@ -189,7 +190,9 @@ class Verifier:
             check = Check(name="gradients", verdict="uncertain", detail=f"Not compared: {error}")
             return {**fields, "reference": "the plain step"}, [check], error.notes
         got, expected, tolerance, dtype = found.got, found.expected, found.tolerance, found.dtype
+        ran_on = jax.default_backend()
         fields = {"gradient_tolerance": tolerance, "tolerance_dtype": dtype, "reference": found.reference}
+        fields["compared_on"] = ran_on
         error, path = worst_leaf(got.gradients, expected.gradients)
         state_error, state_path = worst_leaf(got.state, expected.state)
         loss_error = abs(got.loss - expected.loss) / max(abs(expected.loss), 1e-12)
@@ -205,6 +208,8 @@ class Verifier:
             fields["state_error"] = state_error
             detail = f"Relative distance {state_error:.1e} in the worst leaf, {state_path}; {limit}."
             checks.append(promises.within("state", state_error, tolerance, detail))
+        unrun = promises.backend(self.target, ran_on)
+        checks += [unrun] if unrun else []
         return fields, checks, found.notes
 
     def _plain_loss(self, step: TrainStep, batch) -> PlainLoss:
@@ -246,6 +251,8 @@ class Verifier:
             after = self._report(step)
         except RematWithoutEffect as error:
             return {}, [Check(name="residuals", verdict="fail", detail=str(error))]
+        except MiscompiledError as error:
+            return {}, [Check(name="compiler", verdict="fail", detail=str(error))]
         self.progress(f"compiling the reference of {name}")
         before = self._report(plain)
         fields = {

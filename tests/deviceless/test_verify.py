@@ -24,6 +24,7 @@ def test_offload_moves_bytes_to_the_host_on_a_gpu():
     workload = Workload(loss, jnp.ones((LAYERS, WIDTH, WIDTH)) / WIDTH, jnp.ones((ROWS, WIDTH)), optax.sgd(0.1))
     step = make_train_step(workload, MemoryConfig(remat=Policy(offload=("hidden",))))
     found = verify(step, target="gpu-h100")
-    assert found.verdict == "pass", str(found)
+    assert {check.name for check in found.checks if check.verdict != "pass"} == {"backend"}, str(found)
+    assert found.passed and not found.verified and found.compared_on == "cpu"  # the GPU's program was not run
     assert found["host"].verdict == "pass" and found.host_temp_bytes >= LAYERS * ROWS * WIDTH * 4
     assert found.temp_bytes < found.reference_temp_bytes

@@ -9,7 +9,7 @@ from jaxmem.analysis.hlo._parse import Computation, Instruction, Module
 
 _INDUCTION = re.compile(r'"known_induction_variable":\{"tuple_index":"(\d+)"\}')
 _STEPS = re.compile(r'"known_init_step":\{"init":"(-?\d+)","step":"(-?\d+)"\}')
-_UNCHANGED = ("copy", "bitcast", "reshape", "convert", "broadcast")
+UNCHANGED = ("copy", "bitcast", "reshape", "convert", "broadcast")
 _DIRECTIONS = {d: getattr(operator, d.lower()) for d in ("EQ", "NE", "LT", "LE", "GT", "GE")}
 _ARITHMETIC = {
     "add": operator.add,
@@ -75,21 +75,27 @@ class Integers:
             return None
         if found.opcode == "constant":
             return _literal(found.literal)
-        if found.opcode == "parameter":
-            caller = self._caller(computation.name)
-            return self.value(caller[0], caller[1].operands[int(found.literal)], loop, trip) if caller else None
+        if found.opcode in ("parameter", "fusion", "call"):
+            source = self.through(computation, found)
+            return self.value(source[0], source[1].name, loop, trip) if source else None
         if found.opcode == "get-tuple-element":
             source = computation.instructions.get(found.operands[0])
             is_state = computation.name == loop.body and source is not None and source.opcode == "parameter"
             return loop.init + loop.step * trip if is_state and found.attribute("index") == str(loop.index) else None
-        if found.opcode in ("fusion", "call"):
-            inside = self._module.computations.get(found.attribute("calls") or found.attribute("to_apply") or "")
-            return self.value(inside, inside.root.name, loop, trip) if inside and inside.root else None
-        if found.opcode in _UNCHANGED:
+        if found.opcode in UNCHANGED:
             return self.value(computation, found.operands[0], loop, trip)
         apply = _ARITHMETIC.get(found.opcode) or _DIRECTIONS.get(found.attribute("direction") or "")
         given = [self.value(computation, operand, loop, trip) for operand in found.operands] if apply else []
         return int(apply(*given)) if apply and None not in given else None
+
+    def through(self, computation: Computation, value: Instruction) -> tuple[Computation, Instruction] | None:
+        """The value that a parameter is given by the one caller of its computation, or that a fusion returns."""
+        if value.opcode == "parameter":
+            caller = self._caller(computation.name)
+            given = caller[0].instructions.get(caller[1].operands[int(value.literal)]) if caller else None
+            return (caller[0], given) if caller and given else None
+        inside = self._module.computations.get(value.attribute("calls") or value.attribute("to_apply") or "")
+        return (inside, inside.root) if inside and inside.root else None
 
     def _caller(self, name: str) -> tuple[Computation, Instruction] | None:
         callers = self._callers.get(name, [])

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from jaxmem._miscompilations import MISCOMPILATIONS, Miscompilation
-from jaxmem.analysis.hlo._integers import Integers, Loop
+from jaxmem.analysis.hlo._integers import UNCHANGED, Integers, Loop
 from jaxmem.analysis.hlo._parse import Computation, Instruction, Module, parse_hlo
 from jaxmem.analysis.hlo._types import Array, arrays
 from jaxmem.errors import MiscompiledError
@@ -62,7 +62,8 @@ def host_copies_elsewhere(module: Module) -> Iterator[str]:
             loop = integers.loop_round(computation, int(said.group(1)))
             if array is None or array.memory_space != _HOST or loop is None:
                 continue
-            offset, stride = (int(later or first) for first, later in zip(said.groups()[1:3], said.groups()[3:], strict=True))
+            first, later = said.groups()[1:3], said.groups()[3:]
+            offset, stride = (int(number) for number in (first if None in later else later))
             for trip in sorted({0, min(1, loop.trips - 1), loop.trips - 1}):
                 right = _start_bytes(integers, computation, instruction, array, loop, trip)
                 if right is not None and right != offset + stride * trip:
@@ -93,4 +94,55 @@ def _start_bytes(
     return place
 
 
-_LOOKS: dict[str, Callable[[Module], Iterator[str]]] = {"openxla/xla#46231": host_copies_elsewhere}
+def sums_left_out(module: Module) -> Iterator[str]:
+    """Sums in a loop to which devices add by a scatter, and which each trip takes from one device only.
+
+    A partitioned scatter starts from the sum on one device and from zeros on the others, and is to be reduced over
+    them at once. Where that is left to after the loop, each trip forgets what the others had added.
+    """
+    values = Integers(module)
+    for computation in module.computations.values():
+        for loop in computation.instructions.values():
+            body = module.computations.get(loop.attribute("body") or "") if loop.opcode == "while" else None
+            state = body.root.operands if body and body.root and body.root.opcode == "tuple" else []
+            for index, name in enumerate(state):
+                if body and _forgets(values, body, name, index):
+                    yield f"element {index} of {loop.name}: a scatter adds to it on each device, and no trip reduces it"
+
+
+def _forgets(values: Integers, body: Computation, name: str, index: int) -> bool:
+    """Whether an element of a loop's state is a scatter into itself on one device, and into zeros on others."""
+    where, value, scattered, chosen = body, body.instructions.get(name), False, False
+    while value is not None:
+        if value.opcode == "get-tuple-element":
+            return scattered and chosen and where is body and value.attribute("index") == str(index)
+        if value.opcode in ("parameter", "fusion"):
+            where, value = values.through(where, value) or (where, None)
+            continue
+        if value.opcode not in (*UNCHANGED, "scatter", "select"):
+            return False  # such as the reduction
+        scattered |= value.opcode == "scatter"
+        after = value.operands[0]
+        if value.opcode == "select":
+            chosen |= _tells_devices_apart(values, where, value.operands[0])
+            kept = [n for n in value.operands[1:] if where.instructions[n].opcode not in ("broadcast", "constant")]
+            after = kept[0] if len(kept) == 1 else ""
+        value = where.instructions.get(after)
+    return False
+
+
+def _tells_devices_apart(values: Integers, where: Computation, name: str) -> bool:
+    value = where.instructions.get(name)
+    if value is None or value.opcode in ("partition-id", "replica-id"):
+        return value is not None
+    if value.opcode in ("parameter", "fusion"):
+        source = values.through(where, value)
+        return source is not None and _tells_devices_apart(values, source[0], source[1].name)
+    plain = value.opcode in (*UNCHANGED, "compare", "and", "or", "not")
+    return plain and any(_tells_devices_apart(values, where, operand) for operand in value.operands)
+
+
+_LOOKS: dict[str, Callable[[Module], Iterator[str]]] = {
+    "openxla/xla#46231": host_copies_elsewhere,
+    "openxla/xla#49143": sums_left_out,
+}
