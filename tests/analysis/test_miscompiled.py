@@ -39,7 +39,7 @@ BACKWARD = """HloModule jit_step, is_scheduled=true
   %one = s32[] constant(1)
   %nought = s32[] constant(0)
   %layer.1 = s32[] fusion(%i.1), kind=kLoop, calls=%mirrored
-  %start = ((f32[4,8,2]{LAYOUT:S(SPACE)}, s32[]), f32[1,8,2]{LAYOUT}) fusion-start(%kept, %layer.1, %nought), calls=%read
+  %start = ((f32[4,8,2]{LAYOUT:S(SPACE)}), f32[1,8,2]{LAYOUT}) fusion-start(%kept, %layer.1, %nought), calls=%read
   %done = f32[1,8,2]{LAYOUT} fusion-done(%start)
   %next = s32[] add(%i.1, %one)
   ROOT %out = (s32[], f32[4,8,2]{LAYOUT:S(SPACE)}) tuple(%next, %kept)
