@@ -70,7 +70,8 @@ def compare(
     """Compile one training step under each remat preset, and compare bytes and recomputation.
 
     What a preset's names, JAX or a target's compiler refuses is said below the rows of the others. Exit code 1 says
-    that none of them fits, or that one failed --verify.
+    that none of them fits, or that one failed --verify. For a target that is not here --verify can only say
+    "uncertain": the gradients it compares are of the program compiled for this machine.
     """
     from jaxmem.cli._environment import start_jax
 

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jaxmem
 from examples import gpt, resnet_batchnorm, vit_nnx
 from jaxmem import MemoryConfig, Policy, Workload, make_train_step
-from jaxmem.errors import WorkloadError
+from jaxmem.errors import MiscompiledError, WorkloadError
 from jaxmem.train import Verifier, verify
 from jaxmem.train._leaves import worst_leaf
 
@@ -220,3 +220,22 @@ def test_only_steps_are_verified():
 def test_the_examples_pass(workload, config):
     found = verify(make_train_step(workload(), MemoryConfig(**config)), target="cpu")
     assert found.verdict == "pass", str(found)
+
+
+def test_a_program_that_was_not_run_is_not_called_verified():
+    step = make_train_step(workload_of(honest), MemoryConfig(accumulation_steps=2))
+    here, away = verify(step, target="cpu"), verify(step, target="gpu-h100")
+    assert here.verified and here.verdict == "pass" and here.compared_on == away.compared_on == "cpu"
+    assert away["gradients"].verdict == "pass" and away["backend"].verdict == away.verdict == "uncertain"
+    assert away.passed and not away.verified  # nothing is broken, as far as anybody can tell here
+    assert "that of gpu-h100 was not run" in away["backend"].detail and "computed on cpu" in str(away)
+    assert away.to_dict()["compared_on"] == "cpu"
+
+
+def test_a_miscompiled_program_fails(monkeypatch):
+    def refused(*args, **kwargs):
+        raise MiscompiledError(wanted="a compiler that compiles 'full' right", got="XLA:GPU", do="Change it.")
+
+    monkeypatch.setattr("jaxmem.train._verify.analyze", refused)
+    found = verify(make_train_step(workload_of(honest), MemoryConfig(remat="full")), target="gpu-h100")
+    assert found["compiler"].verdict == found.verdict == "fail" and "compiles 'full' right" in found["compiler"].detail
