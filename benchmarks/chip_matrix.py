@@ -99,7 +99,7 @@ def cell(target: str, make: Callable) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", default="-", metavar="OUT", help='a file, or "-" for stdout')
     parser.add_argument("--chips", default="", metavar="LIST", help="some chips only, separated by commas")
     options = parser.parse_args()

@@ -1,5 +1,7 @@
 """Programs that compilers of some versions made to compute wrong numbers, and the bytes and texts of their kin."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -82,7 +84,8 @@ def test_what_jax_cannot_read_back_is_read_from_the_dump():
     require("libtpu", "tpu-aot")
     table, ids = jax.ShapeDtypeStruct((50257, 768), "bfloat16"), jax.ShapeDtypeStruct((8, 1024), "int32")
     report = jaxmem.analyze(lambda table, ids: table[ids] * 2, table, ids, target="tpu-v6e")
-    assert sum(size for _, size in report.by_kind) == report.peak_bytes >= 50257 * 768 * 2
+    assert sum(size for _, size in report.by_kind) == report.peak_bytes
+    assert dict(report.by_kind)["arguments"] >= 50257 * 768 * 2
     assert report.buffer_provenance == "compiled" and report.step_seconds
     unread = [warning for warning in report.warnings if "cannot read" in warning]
     assert all("async" in warning and "from the compiler's dump" in warning for warning in unread)
@@ -105,10 +108,12 @@ def test_host_bytes_are_no_part_of_the_peak(target):
     offloading = jaxmem.analyze(workload, MemoryConfig(remat=Policy(offload=("h",))), target=target)
     plain = jaxmem.analyze(workload, MemoryConfig(), target=target)
     for report in (pinned, offloading, plain):
-        total = report.argument_bytes + report.output_bytes + report.temp_bytes - report.alias_bytes
-        on_host = (report.host_argument_bytes or 0) + (report.host_output_bytes or 0) + (report.host_temp_bytes or 0)
+        size = {name: value or 0 for name, value in dataclasses.asdict(report).items() if name.endswith("_bytes")}
+        total = size["argument_bytes"] + size["output_bytes"] + size["temp_bytes"] - size["alias_bytes"]
+        on_host = size["host_argument_bytes"] + size["host_output_bytes"] + size["host_temp_bytes"]
         assert bool(on_host) == (report is not plain)
+        # Without host bytes the compiler's own figure counts, where it is the larger.
         assert report.peak_bytes == total or (report is plain and report.peak_bytes == report.compiler_peak_bytes)
-        assert sum(size for _, size in report.by_kind) == report.peak_bytes
-        assert dict(report.by_kind).get("unattributed", 0) < 0.02 * report.peak_bytes
+        assert sum(each for _, each in report.by_kind) == report.peak_bytes
+        assert dict(report.by_kind).get("unattributed", 0) < 0.02 * size["peak_bytes"]
     assert not [warning for warning in pinned.warnings if "donated" in warning]

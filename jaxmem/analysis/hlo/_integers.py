@@ -27,10 +27,10 @@ _ARITHMETIC = {
 
 
 class Loop(NamedTuple):
-    """A `while` whose counter the compiler names: element `index` of its state is `init + step * trip`."""
+    """A `while` whose counter the compiler names: element `counter` of its state is `init + step * trip`."""
 
     body: str
-    index: int
+    counter: int
     init: int
     step: int
     trips: int
@@ -81,7 +81,7 @@ class Integers:
         if found.opcode == "get-tuple-element":
             source = computation.instructions.get(found.operands[0])
             is_state = computation.name == loop.body and source is not None and source.opcode == "parameter"
-            return loop.init + loop.step * trip if is_state and found.attribute("index") == str(loop.index) else None
+            return loop.init + loop.step * trip if is_state and found.attribute("index") == str(loop.counter) else None
         if found.opcode in UNCHANGED:
             return self.value(computation, found.operands[0], loop, trip)
         apply = _ARITHMETIC.get(found.opcode) or _DIRECTIONS.get(found.attribute("direction") or "")
