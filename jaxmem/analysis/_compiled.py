@@ -137,7 +137,7 @@ def read_compiled(compiled, platform: str, dump: BufferDump | None = None) -> Co
     dump = dump or BufferDump(platform=platform)
     text, why = dump.text(), ""
     if text is None:
-        text, why = read_back(compiled.as_text)
+        text, why = read_back(lambda: compiled.as_text())
     if text is None:
         text = dump.last_text()
     module = _parsed(text)

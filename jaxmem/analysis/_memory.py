@@ -56,7 +56,7 @@ def read_memory(compiled) -> MemoryBytes | None:
 
     A backend without one returns None, raises, or fills its fields with 0 or -1.
     """
-    stats, _ = read_back(compiled.memory_analysis)
+    stats, _ = read_back(lambda: compiled.memory_analysis())
     values = {ours: getattr(stats, theirs, None) for ours, theirs in _FIELDS.items()}
     known = {name: int(value) for name, value in values.items() if value is not None}
     essential = [known.get(name, -1) for name in ("argument_bytes", "output_bytes", "temp_bytes")]

@@ -124,5 +124,5 @@ def _compile(lowered, target: Target, compiler_options) -> tuple[jax.stages.Comp
         failed.needed_bytes, failed.available_bytes, failed.text = oom.needed_bytes, oom.available_bytes, oom.text
         raise failed from error
     if target.platform == "gpu" and not (target.chip.cudnn_attention and target.chip.native_float8):
-        check_runs(read_back(compiled.as_text)[0] or "", target.chip)
+        check_runs(read_back(lambda: compiled.as_text())[0] or "", target.chip)
     return compiled, notes

@@ -13,7 +13,7 @@ def read_back(read: Callable[[], Part]) -> tuple[Part | None, str]:
     know; each raises errors of its own.
 
     Args:
-      read: such as `compiled.as_text`.
+      read: such as `lambda: compiled.as_text()`; nothing of the program is touched before it is called.
 
     >>> read_back(lambda: "HloModule jit_f"), read_back(lambda: 1 // 0)
     (('HloModule jit_f', ''), (None, 'integer division or modulo by zero'))

@@ -217,7 +217,7 @@ def _state(step: TrainStep, given: TrainState | None, rng: Any) -> TrainState:
 
 def _checked(compiled: jax.stages.Compiled, limit_bytes: int | None) -> jax.stages.Compiled:
     """`compiled` again; TooLarge where it needs more than the limit."""
-    stats, _ = read_back(compiled.memory_analysis)
+    stats, _ = read_back(lambda: compiled.memory_analysis())
     if stats is not None:
         needed = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
         _check_room(needed - stats.alias_size_in_bytes, limit_bytes)

@@ -44,7 +44,7 @@ def check_compiled(compiled, platform: str, name: str) -> None:
     Reading a large program takes seconds, so that none is read for other compilers.
     """
     if any(fault.platform == platform and fault.here for fault in MISCOMPILATIONS):
-        found = miscompiled(parse_hlo(read_back(compiled.as_text)[0] or ""), platform)
+        found = miscompiled(parse_hlo(read_back(lambda: compiled.as_text())[0] or ""), platform)
         if found:
             raise refusal(found, name)
 
