@@ -71,7 +71,12 @@ def effect_names(eqn: jex.JaxprEqn) -> frozenset[str]:
 
 
 def called_jaxprs(eqn: jex.JaxprEqn) -> list[jex.Jaxpr]:
-    """The programs that an equation calls, in whatever parameter: a scan's body, the branches of a cond, a block's.
+    """The programs that an equation calls, in whatever parameter: a scan's body, the branches of a cond, a block's."""
+    return [jaxpr for jaxpr, _ in called_programs(eqn)]
+
+
+def called_programs(eqn: jex.JaxprEqn) -> list[tuple[jex.Jaxpr, list]]:
+    """`called_jaxprs`, each with the constants that it holds.
 
     Under `jax_remat3` a block is an object in the undocumented parameter `_prim`, or (0.12) its parameters are the
     equation's.
@@ -79,10 +84,12 @@ def called_jaxprs(eqn: jex.JaxprEqn) -> list[jex.Jaxpr]:
     found = []
     for param in eqn.params.values():
         for item in param if isinstance(param, (tuple, list)) else (param,):
+            consts: list = []
             for _ in range(2):  # the object of a block holds a closed jaxpr, which holds the jaxpr
+                consts = list(getattr(item, "consts", consts))
                 item = getattr(item, "jaxpr", item)
             if hasattr(item, "eqns") and hasattr(item, "outvars"):
-                found.append(item)
+                found.append((item, consts))
     return found
 
 

@@ -1,197 +1,244 @@
-"""Which losses are sums over the rows of their batch: followed through the program, operation by operation.
+"""How the values of a program depend on the rows of its batch: followed operation by operation.
 
-A program is looked at beside the one that the same loss makes of half as many rows: what differs in numbers between
-the two is a count of rows.
+A program is looked at beside the one that the same function makes of fewer rows: an axis is *long*, and a number
+counts rows, where the two differ by the ratio of the rows. Invariant: along a long axis other than that of its rows a
+value is the same everywhere.
 """
 
-import math
+import dataclasses
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import numpy as np
+from jax.core import Tracer
 
-from jaxmem._compat import called_jaxprs, prevents_cse, scan_layout
-from jaxmem.accumulate._alignment import (
-    Alignment,
-    all_joined,
-    clean,
-    joined,
-    joined_sum,
-    rows,
-    stacked,
-    together,
-    unknown,
-    without,
-    worst,
-)
-from jaxmem.accumulate._row_products import ProductRules
-from jaxmem.accumulate._row_shapes import ShapeRules, rank
+from jaxmem._compat import called_programs, prevents_cse, scan_layout
 
-_SAME = frozenset(
-    """
-    convert_element_type copy copy_p name neg optimization_barrier pcast pvary reduce_precision sharding_constraint
-    stop_gradient
-    """.split()
-)
-_ELEMENTWISE = frozenset(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp cos cosh digamma div eq erf erf_inv erfc
-    exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max min mul ne nextafter not
-    one_minus_square or population_count pow real imag rem round rsqrt select_n shift_left shift_right_arithmetic
-    shift_right_logical sign sin sinh sqrt square sub tan tanh xor
-    """.split()
-)
-_REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split())
-_ALONG = frozenset("cumsum cumprod cummax cummin cumlogsumexp sort top_k".split())
-_CALLS = frozenset(
-    "jit pjit eval_jaxpr closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr".split()
-)
+_CALLS = frozenset("jit pjit eval_jaxpr closed_call core_call".split())
+_OF_SHAPES = frozenset("shape new_sizes slice_sizes start_indices limit_indices sizes padding_config".split())
 _TURNS = 6
 
 
-class Follower(ShapeRules, ProductRules):
-    """Follows rows through two programs of the same loss, of which one has `ratio` times the rows of the other."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Value:
+    """What is known of one value of a program.
 
-    def __init__(self, ratio: int):
-        self.ratio = ratio
+    Args:
+      kind: "clean", no row in it; "rows", along `axis` each index belongs to one row and depends on that only; "sum",
+        a sum over rows of what depends on one each; "largest", a maximum likewise; "mixed", something of one row and
+        of others; "unknown".
+      axis: of "rows".
+      inner: of "rows": how many neighbours along `axis` belong to the same row.
+      degree: of "clean" and "sum": the power of the number of rows n by which its factors grow, 1 for `x.size` and -1
+        for the factor in a mean. To a sum of degree d what is clean of degree d + 1 may be added.
+      uniform: of "clean": whether all elements are the same.
+      zero: of "clean": whether all are zero.
+      why: of "largest", "mixed" and "unknown".
+    """
 
-    def outputs(self, one: Any, other: Any, given: list[Alignment]) -> list[Alignment]:
-        """Of the outputs of a jaxpr whose inputs are `given`; `other` is the jaxpr of fewer rows."""
-        known = dict(zip(one.invars, given, strict=True))
-        known |= {var: clean() for var in one.constvars}
-        if len(one.eqns) != len(other.eqns):
-            return [unknown("a program that depends on the number of rows")] * len(one.outvars)
-        for eqn, twin in zip(one.eqns, other.eqns, strict=True):
-            values = [self._read(known, a, b) for a, b in zip(eqn.invars, twin.invars, strict=False)]
-            if eqn.primitive.name != twin.primitive.name or len(eqn.invars) != len(twin.invars):
-                found = [unknown("a program that depends on the number of rows")] * len(eqn.outvars)
-            else:
-                found = self._equation(eqn, twin, values)
-                found = [self._placed(*out) for out in zip(found, eqn.outvars, twin.outvars, strict=True)]
+    kind: str
+    axis: int = -1
+    inner: int = 1
+    degree: int = 0
+    uniform: bool = False
+    zero: bool = False
+    why: str = ""
+
+    def with_(self, **fields: Any) -> "Value":
+        return dataclasses.replace(self, **fields)
+
+    @property
+    def grown(self) -> int:
+        """The power of n by which it grows if all rows are alike: two parts add up to the whole where that is 1."""
+        return self.degree + (self.kind == "sum")
+
+
+CLEAN, UNIFORM, SUM = Value(kind="clean"), Value(kind="clean", uniform=True), Value(kind="sum")
+
+
+def rows(axis: int, inner: int = 1) -> Value:
+    return Value(kind="rows", axis=axis, inner=inner)
+
+
+def unknown(why: str) -> Value:
+    return Value(kind="unknown", why=why)
+
+
+def mixed(why: str) -> Value:
+    return Value(kind="mixed", why=why)
+
+
+def worst(values: list[Value]) -> Value | None:
+    """The first that is mixed, else unknown; None where all are better."""
+    bad = [value for value in values if value.kind in ("mixed", "largest", "unknown")]
+    bad = sorted(bad, key=lambda value: value.kind == "unknown")
+    return bad[0].with_(kind="unknown" if bad[0].kind == "unknown" else "mixed") if bad else None
+
+
+def together(values: list[Value], what: str) -> Value:
+    """Of an operation on each element, or each row, of operands of which some are rows."""
+    if any(value.kind == "sum" for value in values):
+        return mixed(f"{what} of a row with a sum over rows")
+    own = {(value.axis, value.inner) for value in values if value.kind == "rows"}
+    if len(own) > 1:
+        return mixed(f"{what} of one row with another")
+    if any(value.degree for value in values):
+        return unknown(f"{what} of a row with a number of rows")
+    return rows(*own.pop())
+
+
+def added(values: list[Value], what: str) -> Value:
+    """Of the sum of values without rows, or of one of them."""
+    values = [value for value in values if not value.zero] or values[:1]
+    if len({value.grown for value in values}) > 1:
+        return unknown(f"{what} of what grows with the rows and what does not")
+    if any(value.kind == "sum" for value in values):
+        return SUM.with_(degree=values[0].grown - 1)
+    return values[0].with_(uniform=all(value.uniform for value in values))
+
+
+def either(values: list[Value], what: str) -> Value:
+    """Any of several: the branches of a conditional, or the turns of a loop."""
+    if len(set(values)) == 1:
+        return values[0]
+    return worst(values) or (together if any(v.kind == "rows" for v in values) else added)(values, what)
+
+
+def moved(value: Value, by: int) -> Value:
+    """Of the value with as many more first axes."""
+    return value.with_(axis=value.axis + by) if value.kind == "rows" else value
+
+
+def rank(atom: Any) -> int:
+    """Number of dimensions."""
+    return len(getattr(atom.aval, "shape", ()))
+
+
+def long_axes(atom: Any, twin: Any) -> set[int]:
+    """The axes whose sizes differ."""
+    sizes = zip(getattr(atom.aval, "shape", ()), getattr(twin.aval, "shape", ()), strict=True)
+    return {axis for axis, (mine, theirs) in enumerate(sizes) if mine != theirs}
+
+
+class Follower:
+    """Follows rows through two programs of the same function, of which one has `ratio` times the rows of the other.
+
+    Args:
+      rules: name of a primitive -> what becomes of values, `rule(eqn, twin, values)`, one value or one an output.
+    """
+
+    def __init__(self, ratio: int, rules: dict):
+        self.ratio, self.rules = ratio, rules
+
+    def outputs(self, one: jex.ClosedJaxpr, other: jex.ClosedJaxpr, given: list[Value]) -> list[Value]:
+        """Of the outputs of a program whose inputs are `given`; `other` is the program of fewer rows."""
+        return self._run((one.jaxpr, one.consts), (other.jaxpr, other.consts), given)
+
+    def _run(self, one, other, given: list[Value]) -> list[Value]:
+        (jaxpr, consts), (their_jaxpr, theirs) = one, other
+        names, their_names = ([eqn.primitive.name for eqn in p.eqns] for p in (jaxpr, their_jaxpr))
+        if names != their_names or not len(consts) == len(theirs) == len(jaxpr.constvars):
+            return [unknown("a program that depends on the number of rows")] * len(jaxpr.outvars)
+        known = dict(zip(jaxpr.invars, given, strict=True))
+        known |= dict(zip(jaxpr.constvars, map(self._constant, consts, theirs), strict=True))
+
+        def read(atom, twin):
+            return self._constant(atom.val, twin.val) if isinstance(atom, jex.Literal) else known[atom]
+
+        for eqn, twin in zip(jaxpr.eqns, their_jaxpr.eqns, strict=True):
+            values = [read(*pair) for pair in zip(eqn.invars, twin.invars, strict=True)]
+            found = self._equation(eqn, twin, values)
+            found = found if isinstance(found, list) else [found] * len(eqn.outvars)
             known.update(zip(eqn.outvars, found, strict=True))
-        return [self._read(known, a, b) for a, b in zip(one.outvars, other.outvars, strict=True)]
+        return [read(*pair) for pair in zip(jaxpr.outvars, their_jaxpr.outvars, strict=True)]
 
-    def _placed(self, value: Alignment, var: Any, twin: Any) -> Alignment:
-        """What is of no row but numbers the rows, as an iota does, comes to something else for fewer of them."""
-        if value.kind != "clean":
-            return value
-        sizes = zip(getattr(var.aval, "shape", ()), getattr(twin.aval, "shape", ()), strict=True)
-        numbers = any(mine != theirs and axis not in value.constant for axis, (mine, theirs) in enumerate(sizes))
-        return unknown("what depends on the place of a row in the batch") if numbers else value
-
-    def _read(self, known: dict, atom: Any, twin: Any) -> Alignment:
-        if not hasattr(atom, "val"):
-            return known[atom]
-        if np.ndim(atom.val) or not np.issubdtype(np.asarray(atom.val).dtype, np.number):
-            return clean()
-        mine, theirs = float(np.real(atom.val)), float(np.real(twin.val))
-        if math.isnan(mine) and math.isnan(theirs):
-            return clean()
+    def _constant(self, mine: Any, theirs: Any) -> Value:
+        if np.shape(mine) != np.shape(theirs):
+            return unknown("a constant of as many numbers as there are rows")
+        if mine is theirs or isinstance(mine, Tracer) or _is_key(mine):
+            return CLEAN.with_(uniform=not np.shape(mine))
+        mine, theirs = (np.asarray(value) for value in (mine, theirs))
+        wide = np.complex128 if np.iscomplexobj(mine) else np.float64
+        mine, theirs = mine.astype(wide), theirs.astype(wide)
         for degree in (0, 1, -1):
-            if math.isclose(mine, theirs * float(self.ratio) ** degree, rel_tol=1e-6) or mine == theirs:
-                return clean(zero=mine == 0, degree=0 if mine == theirs else degree)
+            rtol = 1e-6 if degree else 0.0  # a count may be rounded
+            if np.allclose(mine, theirs * float(self.ratio) ** degree, rtol=rtol, atol=0, equal_nan=True):
+                return CLEAN.with_(degree=degree, uniform=not mine.shape, zero=not mine.any())
         return unknown("a number that depends on the number of rows in its own way")
 
-    def _equation(self, eqn: Any, twin: Any, values: list[Alignment]) -> list[Alignment]:
+    def _equation(self, eqn: Any, twin: Any, values: list[Value]) -> Any:
         name = eqn.primitive.name
+        inner, theirs = called_programs(eqn), called_programs(twin)
         if name in ("scan", "while", "cond"):
-            return getattr(self, f"_{name}")(eqn, twin, values)
-        inner, theirs = called_jaxprs(eqn), called_jaxprs(twin)
+            return getattr(self, f"_{name}")(eqn, twin, values, inner, theirs)
         if (name in _CALLS or prevents_cse(eqn) is not None) and len(inner) == len(theirs) == 1:
-            return self.outputs(inner[0], theirs[0], values)
-        bad = worst(values)
-        if bad is not None:
-            return [bad] * len(eqn.outvars)
-        rule = getattr(self, f"_{name}", None)
-        if name in _SAME and len(values) == len(eqn.outvars):
-            whole = [np.issubdtype(atom.aval.dtype, np.integer) for atom in (eqn.invars[0], eqn.outvars[0])]
-            if values[0].kind == "sum" and whole == [False, True]:
-                return [unknown("a sum over rows that is rounded")]
+            return self._run(inner[0], theirs[0], values)
+        if [value.kind for value in values] == ["largest"] and name in _KEEPS_LARGEST:
             return values
-        if rule is None and name in _ELEMENTWISE:
-            rule = self._elementwise
-        elif rule is None and name in _REDUCTIONS:
-            rule = self._reduce
-        elif rule is None and name in _ALONG:
-            rule = self._along
-        if rule is None:
-            if all(value.kind == "clean" and value.degree == 0 for value in values):
-                return [clean()] * len(eqn.outvars)
-            return [unknown(f"what {name} does to rows is not known here")] * len(eqn.outvars)
-        found = rule(eqn, twin, values)
-        return found if isinstance(found, list) else [found] * len(eqn.outvars)
-
-    # -- arithmetic --------------------------------------------------------------------------------
-
-    def _elementwise(self, eqn, twin, values):
-        name = eqn.primitive.name
-        if eqn.params != twin.params:  # such as a power
+        if bad := worst(values):
+            return bad
+        params = [{key: value for key, value in e.params.items() if not _of_shapes(key)} for e in (eqn, twin)]
+        if repr(params[0]) != repr(params[1]):  # NaN, which fills, equals nothing
             return unknown(f"{name} with a number of rows")
-        kinds = {value.kind for value in values}
-        if "rows" not in kinds and len(values) == 2:
-            left, right = values
-            if name in ("mul", "div") and {"sum", "clean"} >= kinds:
-                ranks = [rank(atom) for atom in eqn.invars]
-                return self._product(left, right, ranks, divided=name == "div")
-            if name in ("add", "sub", "add_any") and "sum" in kinds:
-                if right.kind == "clean" and right.zero:
-                    return left
-                return joined_sum(left, right)
-        if name == "select_n" and "rows" not in kinds and values[0].kind == "clean" and "sum" in kinds:
-            return all_joined(values[1:])
-        return together(values, [rank(atom) for atom in eqn.invars], name)
-
-    def _iota(self, eqn, twin, values):
-        return clean(set(range(rank(eqn.outvars[0]))) - {eqn.params["dimension"]})
+        if name in self.rules:
+            return self.rules[name](eqn, twin, values)
+        if any(value.kind != "clean" or value.degree for value in values):
+            return unknown(f"what {name} does to rows is not known here")
+        if any(long_axes(*pair) for pair in zip(eqn.outvars, twin.outvars, strict=True)):
+            return unknown("what depends on the place of a row in the batch")
+        return CLEAN
 
     # -- control flow ------------------------------------------------------------------------------
 
-    def _scan(self, eqn, twin, values):
-        params = eqn.params
+    def _scan(self, eqn, twin, values, inner, theirs):
         consts, carry, _ = scan_layout(eqn)
-        body, theirs = called_jaxprs(eqn)[0], called_jaxprs(twin)[0]
-        if params["length"] != twin.params["length"]:
-            return [unknown("a scan over rows")] * len(eqn.outvars)
+        if eqn.params["length"] != twin.params["length"]:
+            return unknown("a scan over rows")
         sliced = [
-            unknown("a scan over rows") if value.kind == "rows" and value.axis == 0 else without(value, [0])
+            unknown("a scan over rows") if value.kind == "rows" and value.axis == 0 else moved(value, -1)
             for value in values[consts + carry :]
         ]
         state = values[consts : consts + carry]
         for _ in range(_TURNS):
-            out = self.outputs(body, theirs, [*values[:consts], *state, *sliced])
-            new = [joined(old, now) for old, now in zip(state, out[:carry], strict=True)]
+            out = self._run(inner[0], theirs[0], [*values[:consts], *state, *sliced])
+            new = [either([old, now], "a loop") for old, now in zip(state, out[:carry], strict=True)]
             if new == state:
-                return state + [stacked(value) for value in out[carry:]]
+                return state + [moved(value, 1) for value in out[carry:]]
             state = new
-        return [unknown("a loop whose carry does not settle")] * len(eqn.outvars)
+        return unknown("a loop whose carry does not settle")
 
-    def _while(self, eqn, twin, values):
-        params = eqn.params
-        tested, consts = params["cond_nconsts"], params["body_nconsts"]
-        test, body = (params[name].jaxpr for name in ("cond_jaxpr", "body_jaxpr"))
-        their_test, theirs = (twin.params[name].jaxpr for name in ("cond_jaxpr", "body_jaxpr"))
+    def _while(self, eqn, twin, values, inner, theirs):
+        tested, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        (test, body), (their_test, their_body) = (
+            [(e.params[name].jaxpr, e.params[name].consts) for name in ("cond_jaxpr", "body_jaxpr")] for e in (eqn, twin)
+        )
         state = values[tested + consts :]
         for _ in range(_TURNS):
-            (again,) = self.outputs(test, their_test, [*values[:tested], *state])
+            (again,) = self._run(test, their_test, [*values[:tested], *state])
             if again.kind != "clean":
-                return [unknown("a loop as long as rows have it")] * len(eqn.outvars)
-            out = self.outputs(body, theirs, [*values[tested : tested + consts], *state])
-            new = [joined(old, now) for old, now in zip(state, out, strict=True)]
+                return unknown("a loop as long as rows have it")
+            out = self._run(body, their_body, [*values[tested : tested + consts], *state])
+            new = [either([old, now], "a loop") for old, now in zip(state, out, strict=True)]
             if new == state:
                 return state
             state = new
-        return [unknown("a loop whose carry does not settle")] * len(eqn.outvars)
+        return unknown("a loop whose carry does not settle")
 
-    def _cond(self, eqn, twin, values):
-        if values[0].kind != "clean":
-            return [unknown("a conditional that rows decide")] * len(eqn.outvars)
-        branches = zip(called_jaxprs(eqn), called_jaxprs(twin), strict=True)
-        found = [self.outputs(one, other, values[1:]) for one, other in branches]
-        return [all_joined(list(outs)) for outs in zip(*found, strict=True)]
+    def _cond(self, eqn, twin, values, inner, theirs):
+        if values[0].kind != "clean" or values[0].degree:
+            return unknown("a conditional that rows decide")
+        found = [self._run(*pair, values[1:]) for pair in zip(inner, theirs, strict=True)]
+        return [either(list(outs), "a conditional") for outs in zip(*found, strict=True)]
 
 
-def batch_alignments(batch: Any, axes: tuple[int | None, ...]) -> list[Alignment]:
-    """Of the leaves of a batch, in order; None leaves have none."""
-    leaves = jax.tree.leaves(batch, is_leaf=lambda x: x is None)
-    pairs = zip(leaves, axes, strict=True)
-    return [clean() if axis is None else rows(axis) for leaf, axis in pairs if leaf is not None]
+_KEEPS_LARGEST = frozenset("convert_element_type copy reshape squeeze broadcast_in_dim reduce_max".split())
+
+
+def _is_key(value: Any) -> bool:
+    return jax.dtypes.issubdtype(jax.numpy.result_type(value), jax.dtypes.prng_key)
+
+
+def _of_shapes(parameter: str) -> bool:
+    """Whether a parameter is about sizes, which rules look at, about places, or a program."""
+    return parameter in _OF_SHAPES or "sharding" in parameter or "jaxpr" in parameter

@@ -153,7 +153,7 @@ def value_and_grad(
         if shards.count > 1:
             check_local(traced, state, names, shards)
             if not {"mean", "sum", "max"} & set(jax.tree.leaves(names)):
-                check_rows_apart(traced, take(0), split.axes)
+                check_rows_apart(loss_fn, (params, take(0), key_of(0), state), split.axes, shards.count)
         given, state = state, shard_state(state, index)
 
         parts = num_micro_batches * shards.count

@@ -90,20 +90,27 @@ def _independence(step: "TrainStep", shards: int) -> accumulate.Independence:
         num_micro_batches=step.config.accumulation_steps,
         batch_axes=step.workload.batch_axes,
     )
-    batch = jax.eval_shape(take, step.abstract_batch())
+    # As a shard sees them: rows that are typed by the axes they lie on cannot be parted.
+    batch = jax.eval_shape(take, jax.tree.map(_whole, step.abstract_batch()))
     size = next(leaf.shape[axis] for leaf, axis in Layout(workload=step.workload).leaves(batch) if axis is not None)
     if size % shards:
         return accumulate.Independence(verdict="unknown", why=f"{shards} shards do not divide {size} rows")
     state = step.abstract_state()
     trainable, frozen = partition(state.params, step.workload.trainable)
 
-    def loss(params, batch, **keywords):
-        trainable, frozen = params
+    def loss(trainable, batch, **keywords):
+        batch, frozen = batch
         return step.loss(frozen)(trainable, batch, **keywords)
 
+    # What is not trained has no gradient, and no rows.
+    given, axes = (batch, frozen), (step.workload.batch_axes, None)
     return accumulate.independent_rows(
-        loss, (trainable, frozen), batch, rng=state.rng, state=state.state, batch_axes=step.workload.batch_axes
+        loss, trainable, given, rng=state.rng, state=state.state, batch_axes=axes, parts=shards
     )
+
+
+def _whole(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
 def _fails(step: "TrainStep", rows: Any) -> str:
