@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxmem._compat import prune
@@ -14,7 +13,7 @@ from jaxmem.accumulate._reduce import is_metric
 from jaxmem.accumulate._row_rules import RULES
 from jaxmem.accumulate._rows import CLEAN, UNIFORM, Follower, Value, rows, worst
 from jaxmem.accumulate._split import Split
-from jaxmem.accumulate._trace import MicroLoss, TracedLoss
+from jaxmem.accumulate._trace import TracedLoss
 from jaxmem.errors import MetricError, ObjectiveError
 from jaxmem.objective import Last, Max, WeightedMean
 from jaxmem.workload import path_string
@@ -103,29 +102,28 @@ def check_rows_apart(loss_fn: Any, args: tuple, axes: tuple[int | None, ...], pa
 
 
 class _Programs:
-    """What a loss gives besides its state, and its gradients, as programs without what they do not need."""
+    """A loss as the programs of its weights, and of its terms, metrics and gradients as they are differentiated."""
 
     def __init__(self, loss_fn, params, batch, rng, state):
         args = (params, batch, rng, state)
         traced = TracedLoss.of(loss_fn, *args)
-        self.shapes = traced.out_shapes
-        self.in_tree = traced.in_tree
-        self.forward, self.forward_needs = traced.pruned(lambda micro: (micro.terms, micro.metrics))
+        self.in_tree, terms = traced.in_tree, traced.out_shapes.terms
+        self.rules = [term.rule for term in terms]
+        self.weights, self.weights_need = traced.pruned(lambda micro: [term.weight for term in micro.terms])
 
-        def gradients(seeds, params, *rest):
+        def differentiated(seeds, params, *rest):
             def objective(params):
-                terms = traced(params, *rest).terms
-                return sum(seed * term.total.astype(seed.dtype) for seed, term in zip(seeds, terms, strict=True))
+                micro = traced(params, *rest)
+                totals = [seed * term.total.astype(seed.dtype) for seed, term in zip(seeds, micro.terms, strict=True)]
+                return sum(totals), (micro.terms, micro.metrics)
 
-            return jax.grad(objective)(params)
+            return jax.grad(objective, has_aux=True)(params)
 
-        seeds = [jnp.promote_types(term.total.dtype, jnp.float32) for term in self.shapes.terms]
-        closed = jax.make_jaxpr(gradients)([jax.ShapeDtypeStruct((), dtype) for dtype in seeds], *args)
-        self.backward, self.backward_needs = prune(closed, [True] * len(closed.out_avals))
-
-    def sorted(self, values: list[Value]) -> MicroLoss:
-        """Values of the outputs of `forward`, each in its place."""
-        return jax.tree.unflatten(jax.tree.structure(dataclasses.replace(self.shapes, state=None)), values)
+        dtypes = [jnp.promote_types(term.total.dtype, jnp.float32) for term in terms]
+        seeds = [jax.ShapeDtypeStruct((), dtype) for dtype in dtypes]
+        closed, shapes = jax.make_jaxpr(differentiated, return_shape=True)(seeds, *args)
+        self.out_tree = jax.tree.structure(shapes)
+        self.gradients, self.gradients_need = prune(closed, [True] * len(closed.out_avals))
 
 
 def _inquire(loss_fn: Any, args: tuple, axes: tuple, parts: int) -> list[tuple[type, str, Independence]]:
@@ -159,46 +157,39 @@ def _findings(
 ) -> Iterator[tuple[type, str, Independence]]:
     params, _, rng, state = jax.tree.unflatten(whole.in_tree, range(whole.in_tree.num_leaves))
     given = [*[CLEAN] * len(jax.tree.leaves(params)), *of_batch, *[CLEAN] * len(jax.tree.leaves((rng, state)))]
-    follow = Follower(parts, RULES)
-
-    def outputs(name, given):
-        mine, needs = getattr(whole, name), getattr(whole, f"{name}_needs")
-        if needs != getattr(part, f"{name}_needs"):
-            return None
-        return follow.outputs(mine, getattr(part, name), [v for v, need in zip(given, needs, strict=True) if need])
+    follow, count = Follower(parts, RULES), len(whole.rules)
 
     def doubt(why):
         return ObjectiveError, "the loss", Independence(verdict="unknown", why=why)
 
-    forward, count = outputs("forward", given), len(whole.shapes.terms)
-    if forward is None:
+    if whole.weights_need != part.weights_need or whole.gradients_need != part.gradients_need:
         yield doubt("it depends on the number of rows")
         return
-    if any(whole.forward_needs[i] or whole.backward_needs[count + i] for i in jax.tree.leaves(rng)):
+    if any(whole.weights_need[i] or whole.gradients_need[count + i] for i in jax.tree.leaves(rng)):
         yield doubt("it draws random numbers")
-    micro, seeds = whole.sorted(forward), []
-    for i, term in enumerate(micro.terms):
-        seed, found = _term(term)
-        seeds.append(seed)
-        yield ObjectiveError, f"objective term {i}", found
-    for path, metric in jax.tree_util.tree_leaves_with_path(micro.metrics, is_leaf=is_metric):
+    needed = [value for value, need in zip(given, whole.weights_need, strict=True) if need]
+    weights = iter(follow.outputs(whole.weights, part.weights, needed))
+    seeds = [_seed(rule, next(weights) if rule == "weighted" else None) for rule in whole.rules]
+    needed = [value for value, need in zip([*seeds, *given], whole.gradients_need, strict=True) if need]
+    found = follow.outputs(whole.gradients, part.gradients, needed)
+    gradients, (terms, metrics) = jax.tree.unflatten(whole.out_tree, found)
+    for i, (term, seed) in enumerate(zip(terms, seeds, strict=True)):
+        values = [term.total] if term.weight is None else [term.total, term.weight]
+        good = term.total.zero or term.total.grown + seed.degree == 1
+        yield ObjectiveError, f"objective term {i}", _known(values, good)
+    for path, metric in jax.tree_util.tree_leaves_with_path(metrics, is_leaf=is_metric):
         where = path_string(path, root="metrics")
         yield MetricError, where, _metric(metric, where)
-    backward = outputs("backward", [*seeds, *given])
-    if backward is None:
-        yield doubt("its gradient depends on the number of rows")
-    for value in backward or []:
+    for value in jax.tree.leaves(gradients):
         yield ObjectiveError, _GRADIENT, _known([value], value.zero or value.grown == 1)
 
 
-def _term(term) -> tuple[Value, Independence]:
-    """What a term's total is multiplied by before it is differentiated, and what is known of the term.
+def _seed(rule: str, weight: Value | None) -> Value:
+    """What a term's total is multiplied by before it is differentiated.
 
-    By one over the total weight; the mean of a part counts as much less as there are parts.
+    One over the total weight; a mean of the rows of a part counts as much less as there are parts.
     """
-    weight = UNIFORM if term.weight is None else term.weight
-    degree = {"mean": 1, "sum": 0}.get(term.rule, 1 - weight.grown)
-    return UNIFORM.with_(degree=degree), _known([term.total, weight], term.total.zero or term.total.grown + degree == 1)
+    return UNIFORM.with_(degree={"mean": 1, "sum": 0}[rule] if weight is None else 1 - weight.grown)
 
 
 def _metric(metric, where: str) -> Independence:
@@ -221,4 +212,8 @@ def _known(values: list[Value], good: bool) -> Independence:
         return Independence(verdict="unknown", why="a value of one row")
     if good:
         return Independence(verdict="yes")
-    return Independence(verdict="no", why=_NO_ROW) if values[0].kind == "clean" else Independence(verdict="unknown", why=_NO_SUM)
+    return (
+        Independence(verdict="no", why=_NO_ROW)
+        if values[0].kind == "clean"
+        else Independence(verdict="unknown", why=_NO_SUM)
+    )

@@ -8,7 +8,20 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from jaxmem.accumulate._rows import CLEAN, SUM, UNIFORM, added, either, long_axes, mixed, rank, rows, together, unknown
+from jaxmem.accumulate._rows import (
+    CLEAN,
+    SUM,
+    UNIFORM,
+    added,
+    either,
+    long_axes,
+    mixed,
+    rank,
+    rows,
+    together,
+    unknown,
+    worst,
+)
 
 RULES: dict[str, Callable] = {}
 
@@ -34,8 +47,8 @@ def _touched(eqn, twin, value, axes):
 
 
 @_rule(
-    """convert_element_type copy copy_p name neg optimization_barrier pcast pvary reduce_precision sharding_constraint
-    reshard stop_gradient real imag conj"""
+    """convert_element_type copy copy_p name neg optimization_barrier pcast pvary reduce_precision stop_gradient
+    real imag conj"""
 )
 def _same(eqn, twin, values):
     before, after = (atom.aval.dtype for atom in (eqn.invars[0], eqn.outvars[0]))
@@ -227,9 +240,12 @@ def _reduce(eqn, twin, values):
 def _along(eqn, twin, values):
     params, name, last = eqn.params, eqn.primitive.name, rank(eqn.invars[0]) - 1
     axis = params.get("axis", params.get("dimension", last)) % (last + 1)
+    if any((value.kind, value.axis) == ("rows", axis) for value in values):
+        return mixed(f"{name} along the axis of the rows")
+    if bad := worst(values):
+        return bad
     if any(value.kind == "rows" for value in values):
-        value = together(values, name)
-        return mixed(f"{name} along the axis of the rows") if (value.kind, value.axis) == ("rows", axis) else value
+        return together(values, name)
     if name != "cumsum" and any(value.kind == "sum" or value.degree for value in values):
         return unknown(f"{name} of a sum over rows, or of a number of rows")
     return _touched(eqn, twin, added(values, name).with_(uniform=False, zero=False), [axis])
@@ -346,7 +362,9 @@ def _scatter(eqn, twin, values):
     to = {mine: theirs for mine, theirs in to.items() if one[mine] == other[theirs]}
     if "rows" not in (target.kind, indices.kind, updates.kind):
         whole = long == {to.get(axis) for axis in long_updates}
-        return added([target, updates], "a scatter").with_(uniform=False) if whole else unknown("a scatter of many rows")
+        return (
+            added([target, updates], "a scatter").with_(uniform=False) if whole else unknown("a scatter of many rows")
+        )
     # All of them in the axes of the target; -1 for rows that are summed.
     at = [] if target.kind != "rows" else [(target.axis, target.inner)]
     if indices.kind == "rows":

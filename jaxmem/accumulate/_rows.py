@@ -137,21 +137,29 @@ class Follower:
 
     def _run(self, one, other, given: list[Value]) -> list[Value]:
         (jaxpr, consts), (their_jaxpr, theirs) = one, other
-        names, their_names = ([eqn.primitive.name for eqn in p.eqns] for p in (jaxpr, their_jaxpr))
-        if names != their_names or not len(consts) == len(theirs) == len(jaxpr.constvars):
+        (eqns, outs), (twins, their_outs) = _placed_anyhow(jaxpr), _placed_anyhow(their_jaxpr)
+        alike = [eqn.primitive.name for eqn, _ in eqns] == [twin.primitive.name for twin, _ in twins]
+        if not alike or not len(consts) == len(theirs) == len(jaxpr.constvars):
             return [unknown("a program that depends on the number of rows")] * len(jaxpr.outvars)
-        known = dict(zip(jaxpr.invars, given, strict=True))
-        known |= dict(zip(jaxpr.constvars, map(self._constant, consts, theirs), strict=True))
+        known: dict = {}  # of both programs' variables
 
-        def read(atom, twin):
-            return self._constant(atom.val, twin.val) if isinstance(atom, jex.Literal) else known[atom]
+        def learn(variables, their_variables, values):
+            known.update(zip(zip(variables, their_variables, strict=True), values, strict=True))
 
-        for eqn, twin in zip(jaxpr.eqns, their_jaxpr.eqns, strict=True):
-            values = [read(*pair) for pair in zip(eqn.invars, twin.invars, strict=True)]
-            found = self._equation(eqn, twin, values)
+        def read(*atoms):
+            literal = [isinstance(atom, jex.Literal) for atom in atoms]
+            if all(literal):
+                return self._constant(*[atom.val for atom in atoms])
+            found = None if any(literal) else known.get(atoms)
+            return unknown("a program that depends on the number of rows") if found is None else found
+
+        learn(jaxpr.invars, their_jaxpr.invars, given)
+        learn(jaxpr.constvars, their_jaxpr.constvars, map(self._constant, consts, theirs))
+        for (eqn, atoms), (twin, their_atoms) in zip(eqns, twins, strict=True):
+            found = self._equation(eqn, twin, list(map(read, atoms, their_atoms)))
             found = found if isinstance(found, list) else [found] * len(eqn.outvars)
-            known.update(zip(eqn.outvars, found, strict=True))
-        return [read(*pair) for pair in zip(jaxpr.outvars, their_jaxpr.outvars, strict=True)]
+            learn(eqn.outvars, twin.outvars, found)
+        return list(map(read, outs, their_outs))
 
     def _constant(self, mine: Any, theirs: Any) -> Value:
         if np.shape(mine) != np.shape(theirs):
@@ -176,15 +184,16 @@ class Follower:
             return self._run(inner[0], theirs[0], values)
         if [value.kind for value in values] == ["largest"] and name in _KEEPS_LARGEST:
             return values
-        if bad := worst(values):
+        bad = worst(values)
+        if bad and (name != "sort" or bad.kind == "mixed"):  # it is differentiated beside the places in the batch
             return bad
+        if name not in self.rules and any(value.kind != "clean" or value.degree for value in values):
+            return unknown(f"what {name} does to rows is not known here")
         params = [{key: value for key, value in e.params.items() if not _of_shapes(key)} for e in (eqn, twin)]
         if repr(params[0]) != repr(params[1]):  # NaN, which fills, equals nothing
             return unknown(f"{name} with a number of rows")
         if name in self.rules:
             return self.rules[name](eqn, twin, values)
-        if any(value.kind != "clean" or value.degree for value in values):
-            return unknown(f"what {name} does to rows is not known here")
         if any(long_axes(*pair) for pair in zip(eqn.outvars, twin.outvars, strict=True)):
             return unknown("what depends on the place of a row in the batch")
         return CLEAN
@@ -211,7 +220,8 @@ class Follower:
     def _while(self, eqn, twin, values, inner, theirs):
         tested, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         (test, body), (their_test, their_body) = (
-            [(e.params[name].jaxpr, e.params[name].consts) for name in ("cond_jaxpr", "body_jaxpr")] for e in (eqn, twin)
+            [(e.params[name].jaxpr, e.params[name].consts) for name in ("cond_jaxpr", "body_jaxpr")]
+            for e in (eqn, twin)
         )
         state = values[tested + consts :]
         for _ in range(_TURNS):
@@ -233,6 +243,19 @@ class Follower:
 
 
 _KEEPS_LARGEST = frozenset("convert_element_type copy reshape squeeze broadcast_in_dim reduce_max".split())
+
+
+def _placed_anyhow(jaxpr: jex.Jaxpr) -> tuple[list, list]:
+    """Its equations, each with what it takes, and its outputs, as if nothing said where a value lies."""
+    same, eqns = {}, []
+    read = lambda atom: atom if isinstance(atom, jex.Literal) else same.get(atom, atom)  # noqa: E731
+    for eqn in jaxpr.eqns:
+        atoms = list(map(read, eqn.invars))
+        if eqn.primitive.name in ("reshard", "sharding_constraint"):
+            same[eqn.outvars[0]] = atoms[0]
+        else:
+            eqns.append((eqn, atoms))
+    return eqns, list(map(read, jaxpr.outvars))
 
 
 def _is_key(value: Any) -> bool:
