@@ -27,7 +27,7 @@ class Precision:
       compute: parameters and batch as the loss sees them.
       output: the loss and the metrics that a step returns; None leaves them in what they are summed in, at least
         float32.
-      accumulator: gradient accumulators; None takes `MemoryConfig.accumulator_dtype`.
+      accumulator: gradient accumulators, as `MemoryConfig.accumulator_dtype`, which None takes.
       optimizer: optimizer state shaped like the parameters (mu, nu, traces, averages) as it is stored between steps:
         "float32", "bfloat16" or "float64"; it is computed with in at least float32. None: as the optimizer makes it.
       loss_scale: what the objective is multiplied by and its gradients are divided by: a number, "dynamic", or a
@@ -69,7 +69,8 @@ class MemoryConfig:
 
     Args:
       accumulation_steps: K, the number of micro-batches of one optimizer step.
-      accumulator_dtype: dtype in which micro-batch gradients are summed.
+      accumulator_dtype: dtype in which micro-batch gradients are summed, or a parameter's own where that is wider, as
+        float64 is; only one of 16 bits, such as "bfloat16", may be narrower than what it sums.
       gradient_reduction: of a sharded batch: "once", every shard accumulates its own gradients, which are reduced after
         the last micro-batch (see `accumulate.value_and_grad`, `data_sharding`); "each", JAX reduces those of every
         micro-batch; "auto" chooses, and `step.report()` says what.

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem._scopes import ACCUMULATE_SCOPE
+from jaxmem.accumulate._reduce import accumulator_dtype_of
 from jaxmem.errors import ConfigError
 from jaxmem.workload import path_string
 
@@ -48,7 +49,7 @@ class GradientSum:
 
     Args:
       params: pytree of floating or complex parameters.
-      dtype: of the accumulators, floating; that of a complex parameter is complex.
+      dtype: of the accumulators, as in `accumulator_dtype_of`.
       in_place: None for wherever possible, False for nowhere, True for everywhere or ConfigError.
     """
 
@@ -130,8 +131,9 @@ def _reason(leaf, dtype) -> str:
     own = jnp.result_type(leaf)
     if jnp.issubdtype(own, jnp.complexfloating):
         return "the parameter is complex"
+    dtype = accumulator_dtype_of(leaf, dtype)
     if own != dtype:
-        return f"the accumulator is {jnp.dtype(dtype)} and the parameter {own}"
+        return f"the accumulator is {dtype} and the parameter {own}"
     return ""
 
 

@@ -35,16 +35,13 @@ def add_up(
       count: of micro-batches.
       shapes: of one micro-batch's outputs.
       state_names: the reduction of each leaf of the state.
-      accumulator_dtype: of gradients while they are added up.
+      accumulator_dtype: as in `value_and_grad`.
       in_place: see `GradientSum`.
     """
 
     def zeros(leaf):
-        dtype = accumulator_dtype
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
-            dtype = jnp.promote_types(dtype, jnp.complex64)
         # zeros_like keeps the leaf's sharding, and its varying axes under shard_map
-        return jnp.zeros_like(leaf, dtype=dtype)
+        return jnp.zeros_like(leaf, dtype=_reduce.accumulator_dtype_of(leaf, accumulator_dtype))
 
     def body(carry, index):
         value, grads, metrics, accumulated = carry

@@ -49,7 +49,8 @@ def multi_steps(
     Args:
       optimizer: what takes the steps; it may need keywords (`value=`), which `update` hands on.
       every: calls in a window, or a function of the optimizer steps so far (`gradient_step`) that returns it.
-      accumulator_dtype: floating-point dtype of `acc_grads`; complex leaves take the complex one at least as wide.
+      accumulator_dtype: floating-point dtype of `acc_grads`, or the parameter's own where that is wider, as float64 is;
+        one of 16 bits is taken at its word. Complex leaves take the complex one at least as wide.
       nonfinite: what a NaN or an infinity in a gradient or weight does. "skip_window": its window ends without an
         optimizer step. "skip_micro": that call is left out of the mean; a window of which nothing is left ends
         without a step. "propagate": it reaches the inner optimizer. In all three that call still counts as one of

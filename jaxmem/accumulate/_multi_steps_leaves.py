@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from jaxmem import _compat
+from jaxmem.accumulate._reduce import accumulator_dtype_of
 from jaxmem.errors import StateError
 from jaxmem.workload import is_array_like, nothing_trained, path_string, select_paths
 
@@ -69,12 +70,6 @@ def has_masks(state: Any) -> bool:
     """Whether an `optax.masked` is part of an optimizer, by its state."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, optax.MaskedState))
     return any(isinstance(node, optax.MaskedState) for node in nodes)
-
-
-def accumulator_dtype_of(leaf: Any, dtype: Any) -> Any:
-    """The dtype that a leaf's gradients are added up in."""
-    complex_ = jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating)
-    return jnp.promote_types(dtype, jnp.complex64) if complex_ else jnp.dtype(dtype)
 
 
 def zero_accumulator(leaf: Any, dtype: Any) -> jax.Array:

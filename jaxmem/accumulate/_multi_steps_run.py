@@ -10,6 +10,7 @@ import optax
 from jaxmem._scopes import ACCUMULATE_SCOPE, OPTIMIZER_SCOPE
 from jaxmem.accumulate import _multi_steps_leaves as _leaves
 from jaxmem.accumulate._multi_steps_window import Window, add_micro_step, all_finite, check_state
+from jaxmem.accumulate._reduce import accumulator_dtype_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class MultiSteps:
             gradient_step=jnp.zeros((), jnp.int32),
             inner_opt_state=inner_state,
             acc_grads=tree.unflatten(accumulators),
-            skip_state=Window.empty(self.accumulator_dtype),
+            skip_state=Window.empty(accumulators),
         )
 
     def update(self, updates: Any, state: Any, params: Any = None, *, weight: Any = None, **extra):
@@ -112,7 +113,7 @@ class MultiSteps:
         if _leaves.is_absent(leaf):
             return leaf
         if _leaves.is_absent(acc):  # nothing will come of it
-            return jnp.zeros_like(leaf, dtype=_leaves.accumulator_dtype_of(leaf, self.accumulator_dtype))
+            return jnp.zeros_like(leaf, dtype=accumulator_dtype_of(leaf, self.accumulator_dtype))
         # Where nothing weighed anything, acc is an old one. Not with a zero of +0.0: see zero_update.
         return jnp.where(window.window_weight == 0, _leaves.zero_update(acc), acc)
 

@@ -1,5 +1,6 @@
 """The running window of `multi_steps`: its weighted mean, and what is known about it."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -26,8 +27,10 @@ class Window(NamedTuple):
     updated: jax.Array
 
     @classmethod
-    def empty(cls, accumulator_dtype: Any) -> "Window":
-        weight_dtype = jnp.promote_types(accumulator_dtype, jnp.float32)
+    def empty(cls, accumulators: list) -> "Window":
+        """That before the first call; weights are summed as widely as any gradient, in at least float32."""
+        dtypes = [jnp.finfo(leaf.dtype).dtype for leaf in jax.tree.leaves(accumulators)]
+        weight_dtype = functools.reduce(jnp.promote_types, dtypes, jnp.float32)
         return cls(
             window_weight=jnp.zeros((), weight_dtype),
             left_out=jnp.zeros((), jnp.int32),

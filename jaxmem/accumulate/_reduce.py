@@ -20,7 +20,8 @@ def init_metrics(shapes):
 
     def init(metric):
         if isinstance(metric, WeightedMean):  # a quotient, so integers may be added as floats, which do not overflow
-            return jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.promote_types(s.dtype, jnp.float32)), metric)
+            dtype = jnp.promote_types(jnp.result_type(metric.total, metric.weight), jnp.float32)
+            return jax.tree.map(lambda s: jnp.zeros(s.shape, dtype), metric)
         if isinstance(metric, Sum):
             return jax.tree.map(lambda s: jnp.zeros(s.shape, sum_dtype(s.dtype)), metric)
         if isinstance(metric, Max):
@@ -62,6 +63,17 @@ def sum_dtype(dtype):
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.promote_types(dtype, jnp.float32)
     return jnp.promote_types(dtype, jnp.int32)
+
+
+def accumulator_dtype_of(leaf, dtype):
+    """The dtype that a leaf's gradients are added up in: `dtype`, or the leaf's own where that is wider.
+
+    Unless `dtype` has less than 32 bits: that is never a default, so it was asked for by name. Complex if the leaf is.
+    """
+    own = jnp.result_type(leaf)
+    if jnp.finfo(dtype).bits >= 32:
+        return jnp.promote_types(own, dtype)
+    return jnp.promote_types(dtype, jnp.complex64) if jnp.issubdtype(own, jnp.complexfloating) else jnp.dtype(dtype)
 
 
 def state_reductions(reduction, state):

@@ -140,7 +140,7 @@ def _squeeze(eqn, twin, values):
 @_rule("unstack")
 def _unstack(eqn, twin, values):
     value, axis = values[0], eqn.params["axis"]
-    if value.kind == "rows" and value.axis == axis or axis in long_axes(eqn.invars[0], twin.invars[0]):
+    if (value.kind == "rows" and value.axis == axis) or axis in long_axes(eqn.invars[0], twin.invars[0]):
         return unknown("unstack along the axis of the rows")
     return _without(value, [axis])
 

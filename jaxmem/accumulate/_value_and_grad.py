@@ -68,7 +68,8 @@ def value_and_grad(
         a scalar (mean over examples), a `WeightedMean`, a `Sum`, a sum of these, or a `LossOutput`.
       num_micro_batches: K. Micro-batch i holds rows i, i + K, … (see `micro_batch`); its key is
         `fold_in(rng, i)`. K = 1 is the plain step: the loss gets the batch and `rng` as they are.
-      accumulator_dtype: dtype in which gradients are summed; the sum is cast to the parameter's dtype once.
+      accumulator_dtype: dtype in which gradients are summed, or the parameter's own where that is wider, as float64 is;
+        one of 16 bits is taken at its word. The sum is cast to the parameter's dtype once.
       batch_axes: pytree prefix of the batch with each leaf's example axis; None passes a leaf whole.
       state_reduction: pytree prefix of `state`: "carry" (micro-batch i + 1 sees what i returned), or, each
         micro-batch seeing the initial state, "mean", "sum" (increments add up), "max" or "last".

@@ -1,5 +1,7 @@
 """The pre-pass: each objective term's total weight, known before the first gradient."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -58,9 +60,9 @@ def total_weights(traced: TracedLoss, params, state, take, key_of, num_micro_bat
 
 
 def weight_dtype(term):
-    """The dtype that a term's weights are summed in: at least float32, and wider only if they are."""
-    dtype = jnp.float32 if term.weight is None else term.weight.dtype
-    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else jnp.dtype(jnp.float32)
+    """The dtype that a term's weights are summed in: float32, or wider where they or the total are."""
+    dtypes = [x.dtype for x in (term.total, term.weight) if x is not None and jnp.issubdtype(x.dtype, jnp.floating)]
+    return functools.reduce(jnp.promote_types, dtypes, jnp.dtype(jnp.float32))
 
 
 def _zeros(dtypes):
