@@ -173,14 +173,19 @@ def _findings(
     needed = [value for value, need in zip([*seeds, *given], whole.gradients_need, strict=True) if need]
     found = follow.outputs(whole.gradients, part.gradients, needed)
     gradients, (terms, metrics) = jax.tree.unflatten(whole.out_tree, found)
+    plain = True
     for i, (term, seed) in enumerate(zip(terms, seeds, strict=True)):
         values = [term.total] if term.weight is None else [term.total, term.weight]
         good = term.total.zero or term.total.grown + seed.degree == 1
-        yield ObjectiveError, f"objective term {i}", _known(values, good)
+        known = _known(values, good)
+        plain &= known.verdict == "yes"
+        yield ObjectiveError, f"objective term {i}", known
     for path, metric in jax.tree_util.tree_leaves_with_path(metrics, is_leaf=is_metric):
         where = path_string(path, root="metrics")
         yield MetricError, where, _metric(metric, where)
     for value in jax.tree.leaves(gradients):
+        if plain and value.of_sum:  # a derivative rule of its own, since that of a sum over rows is linear in each
+            value = value.with_(kind="mixed")
         yield ObjectiveError, _GRADIENT, _known([value], value.zero or value.grown == 1)
 
 

@@ -75,7 +75,7 @@ def _elementwise(eqn, twin, values):
     if name == "select_n" and values[0].kind == "clean" and not values[0].degree:
         return either(values[1:], name).with_(uniform=False)
     if any(value.kind == "sum" for value in values):
-        return unknown(f"{name} of a sum over rows is linear in no row")
+        return unknown(f"{name} of a sum over rows is linear in no row", of_sum=True)
     if any(value.degree for value in values):
         return added(values, name) if name in ("max", "min") else unknown(f"{name} of a number of rows")
     return CLEAN.with_(uniform=all(value.uniform for value in values))
@@ -88,7 +88,7 @@ def _product(left, right, *, divided=False):
     if "sum" not in (left.kind, right.kind):
         return CLEAN.with_(degree=degree, uniform=left.uniform and right.uniform)
     if left.kind == right.kind or (divided and right.kind == "sum"):
-        return unknown("a product of sums over rows, or a quotient by one")
+        return unknown("a product of sums over rows, or a quotient by one", of_sum=True)
     return SUM.with_(degree=degree)
 
 
@@ -231,8 +231,10 @@ def _reduce(eqn, twin, values):
         return _without(value, axes).with_(degree=0 if value.zero else value.degree + len(others))
     if over_rows:
         return mixed(f"{name} over rows").with_(kind="largest" if name == "reduce_max" else "mixed")
-    if value.kind == "sum" or value.degree or (others and name == "reduce_prod"):
-        return unknown(f"{name} of a sum over rows, or of as many values as there are rows")
+    if value.kind == "sum":
+        return unknown(f"{name} of a sum over rows", of_sum=True)
+    if value.degree or (others and name == "reduce_prod"):
+        return unknown(f"{name} of a number of rows, or of as many values")
     return _without(value, axes).with_(uniform=False, zero=False)
 
 

@@ -34,6 +34,7 @@ class Value:
         for the factor in a mean. To a sum of degree d what is clean of degree d + 1 may be added.
       uniform: of "clean": whether all elements are the same.
       zero: of "clean": whether all are zero.
+      of_sum: of "unknown": whether it comes of a sum over rows, in which it is not linear.
       why: of "largest", "mixed" and "unknown".
     """
 
@@ -43,6 +44,7 @@ class Value:
     degree: int = 0
     uniform: bool = False
     zero: bool = False
+    of_sum: bool = False
     why: str = ""
 
     def with_(self, **fields: Any) -> "Value":
@@ -61,8 +63,8 @@ def rows(axis: int, inner: int = 1) -> Value:
     return Value(kind="rows", axis=axis, inner=inner)
 
 
-def unknown(why: str) -> Value:
-    return Value(kind="unknown", why=why)
+def unknown(why: str, *, of_sum: bool = False) -> Value:
+    return Value(kind="unknown", why=why, of_sum=of_sum)
 
 
 def mixed(why: str) -> Value:
@@ -72,7 +74,7 @@ def mixed(why: str) -> Value:
 def worst(values: list[Value]) -> Value | None:
     """The first that is mixed, else unknown; None where all are better."""
     bad = [value for value in values if value.kind in ("mixed", "largest", "unknown")]
-    bad = sorted(bad, key=lambda value: value.kind == "unknown")
+    bad = sorted(bad, key=lambda value: (value.kind == "unknown", not value.of_sum))
     return bad[0].with_(kind="unknown" if bad[0].kind == "unknown" else "mixed") if bad else None
 
 
