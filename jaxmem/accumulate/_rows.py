@@ -248,12 +248,15 @@ _KEEPS_LARGEST = frozenset("convert_element_type copy reshape squeeze broadcast_
 
 
 def _placed_anyhow(jaxpr: jex.Jaxpr) -> tuple[list, list]:
-    """Its equations, each with what it takes, and its outputs, as if nothing said where a value lies."""
+    """Its equations, each with what it takes, and its outputs, without what says where a value lies.
+
+    On a mesh of explicit axes JAX leaves such equations, and sums over no axis, in one program and not in its twin.
+    """
     same, eqns = {}, []
     read = lambda atom: atom if isinstance(atom, jex.Literal) else same.get(atom, atom)  # noqa: E731
     for eqn in jaxpr.eqns:
         atoms = list(map(read, eqn.invars))
-        if eqn.primitive.name in ("reshard", "sharding_constraint"):
+        if eqn.primitive.name in ("reshard", "sharding_constraint") or eqn.params.get("axes") == ():
             same[eqn.outvars[0]] = atoms[0]
         else:
             eqns.append((eqn, atoms))
