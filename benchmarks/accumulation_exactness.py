@@ -3,9 +3,12 @@
     python -m benchmarks.accumulation_exactness --json -
 
 A set-up draws micro-batches K, rows, padding, valid tokens of each row, terms of the objective, dtype, shards (1 or 8
-virtual CPU devices) and kinds of model state. The truth is the gradient of the whole batch in float64; errors are
-relative L2 distances of single leaves, the worst counts. In 16 bits the yardstick is the one-batch step of the same
-dtypes, which rounds too: `worst_ratio_bf16` is error over that step's error, leaf by leaf.
+virtual CPU devices, on a mesh of one or two axes, automatic or explicit), kinds of model state and derivative rules of
+the loss's own. The truth is the gradient of the whole batch in float64; errors are relative L2 distances of single
+leaves, the worst counts. In 16 bits the yardstick is the one-batch step of the same dtypes, which rounds too:
+`worst_ratio_bf16` is error over that step's error, leaf by leaf. Metrics of every kind must be those of one batch of
+the same dtypes (`wrong_metrics`). For sharded set-ups it is asked whether rows are independent: of the loss with its
+own rule, and of one with a rule that mixes rows (`rules_mistaken`).
 """
 
 import dataclasses
@@ -18,8 +21,8 @@ import numpy as np
 import optax
 
 from benchmarks._harness import emit
-from jaxmem import LossOutput, Sum, WeightedMean
-from jaxmem.accumulate import value_and_grad
+from jaxmem import Last, LossOutput, Max, Sum, WeightedMean
+from jaxmem.accumulate import independent_rows, value_and_grad
 
 SETUPS = 210
 DEVICES = 8
@@ -29,6 +32,36 @@ LOSS_SCALE = 256.0
 TERMS = ("mean", "weighted", "weighted+aux", "weighted+sum", "three")
 STATES = ("none", "counter", "maximum", "mean", "carry")
 DTYPES = ("float32", "bfloat16", "float16")
+MESHES = (
+    ("data", (8,), "Auto"),
+    ("data", (8,), "Explicit"),
+    (("a", "b"), (2, 4), "Auto"),
+    (("b", "a"), (4, 2), "Explicit"),
+)
+METRIC_TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-1, "float16": 2e-2}
+
+
+def derivative_rule(bwd):
+    """The identity, whose gradient is what `bwd` makes of it."""
+    rule = jax.custom_vjp(lambda x: x)
+    rule.defvjp(lambda x: (x, None), lambda _, gradient: (bwd(gradient),))
+    return rule
+
+
+@jax.custom_jvp
+def softened(x):
+    return x
+
+
+softened.defjvp(lambda primals, tangents: (primals[0], tangents[0] / (1 + abs(primals[0]))))
+
+RULES = {
+    "none": lambda x: x,
+    "reversed": derivative_rule(lambda gradient: -0.5 * gradient),
+    "centred": derivative_rule(lambda gradient: gradient - gradient.mean(-1, keepdims=True)),
+    "softened": softened,
+}
+MIXING = derivative_rule(lambda gradient: gradient / (1e-30 + jnp.abs(gradient).max()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +75,8 @@ class SetUp:
     dtype: str
     shards: int
     state: str
+    rule: str
+    mesh: tuple = ()
 
     @classmethod
     def draw(cls, seed: int) -> "SetUp":
@@ -49,16 +84,17 @@ class SetUp:
         pick = lambda options: options[int(rng.integers(len(options)))]  # noqa: E731
         terms, shards, dtype = pick(TERMS), pick((1, 1, DEVICES)), DTYPES[seed % len(DTYPES)]
         count = pick((2, 3, 4, 5, 8))
+        rule = pick(tuple(RULES))
         if shards > 1:
             return cls(
                 seed=seed, micro_batches=pick((2, 3)), rows=48, terms=terms, dtype=dtype, shards=shards,
-                state=pick(STATES[:-1]),
+                state=pick(STATES[:-1]), rule=rule, mesh=pick(MESHES),
             )  # fmt: skip
         # Only an objective whose every term is weighted may be padded.
         rows = pick((24, 40)) if terms in ("weighted", "weighted+aux") else 24 if 24 % count == 0 else 40
         count = count if terms in ("weighted", "weighted+aux") or rows % count == 0 else 4
         return cls(
-            seed=seed, micro_batches=count, rows=rows, terms=terms, dtype=dtype, shards=1, state=pick(STATES)
+            seed=seed, micro_batches=count, rows=rows, terms=terms, dtype=dtype, shards=1, state=pick(STATES), rule=rule
         )  # fmt: skip
 
     @property
@@ -82,13 +118,13 @@ def params_and_batch(setup: SetUp):
     return params, {name: leaf.astype(np.int32) for name, leaf in batch.items()}
 
 
-def parts(params, batch, dtype):
+def parts(params, batch, dtype, rule):
     """Sums over rows and what they are divided by, computed in `dtype` and summed in at least float32."""
     wide = jnp.promote_types(dtype, jnp.float32)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     valid = batch["labels"] != IGNORED
     x = params["embedding"][batch["tokens"]]
-    x = jnp.tanh(x @ params["hidden"]["kernel"] + params["hidden"]["bias"])
+    x = rule(jnp.tanh(x @ params["hidden"]["kernel"] + params["hidden"]["bias"]))
     logits = (x @ params["out"]).astype(wide)
     log_z = jax.nn.logsumexp(logits, -1)
     picked = jnp.take_along_axis(logits, jnp.where(valid, batch["labels"], 0)[..., None], -1)[..., 0]
@@ -98,6 +134,7 @@ def parts(params, batch, dtype):
         "z": (jnp.where(valid, log_z**2, 0).sum(), valid.sum()),
         "norm": (jnp.where(rows, (x.astype(wide) ** 2).mean((1, 2)), 0).sum(), rows.sum()),
         "mean": (x.astype(wide) ** 2).mean(),
+        "right": (jnp.where(valid, logits.argmax(-1) == batch["labels"], False).sum(), valid.sum()),
         "max_logit": jnp.where(valid, logits.max(-1), -jnp.inf).max().astype(jnp.float32),
     }
 
@@ -116,11 +153,24 @@ def terms_of(found, terms: str, ratio, total):
     return objective
 
 
-def loss_of(setup: SetUp):
-    """The loss as jaxmem takes it."""
+def metrics_of(params, found, mean, total, largest, last):
+    """Metrics of every kind, each made by the function of its kind."""
+    norm = optax.global_norm(params)
+    return {
+        "ce": mean(*found["ce"]),
+        "right": mean(*found["right"]),
+        "tokens": total(found["ce"][1]),
+        "max_logit": largest(found["max_logit"]),
+        "norm": last(norm),
+        "mean_norm": mean(norm, 1),
+    }
+
+
+def loss_of(setup: SetUp, rule=None):
+    """The loss as jaxmem takes it; by another rule than its own where one is given."""
 
     def loss(params, batch, state):
-        found = parts(params, batch, setup.dtype)
+        found = parts(params, batch, setup.dtype, rule or RULES[setup.rule])
         objective = terms_of(found, setup.terms, lambda name: WeightedMean(*found[name]), Sum)
         tokens = found["ce"][1]
         new = {
@@ -130,7 +180,7 @@ def loss_of(setup: SetUp):
             "mean": lambda: {"share": tokens / batch["labels"].size},
             "carry": lambda: {"calls": state["calls"] + 1},
         }[setup.state]()
-        return LossOutput(objective, state=new)
+        return LossOutput(objective, metrics_of(params, found, WeightedMean, Sum, Max, Last), state=new)
 
     return loss
 
@@ -145,40 +195,66 @@ STARTS = {
 REDUCTIONS = {"none": "carry", "counter": "sum", "maximum": "max", "mean": "mean", "carry": "carry"}
 
 
-def whole_batch(params, batch, *, terms: str, dtype):
+def whole_batch(params, batch, *, terms: str, dtype, rule: str):
     """The objective of a batch as one plain function."""
-    found = parts(params, batch, dtype)
+    found = parts(params, batch, dtype, RULES[rule])
     return terms_of(found, terms, lambda name: found[name][0] / jnp.maximum(found[name][1], 1), lambda value: value)
 
 
 @functools.cache
-def one_batch(terms: str, dtype: str):
+def one_batch(terms: str, dtype: str, rule: str):
     scale = LOSS_SCALE if dtype == "float16" else 1.0
-    grad = jax.grad(lambda params, batch: scale * whole_batch(params, batch, terms=terms, dtype=dtype))
+    grad = jax.grad(lambda params, batch: scale * whole_batch(params, batch, terms=terms, dtype=dtype, rule=rule))
     return jax.jit(lambda params, batch: jax.tree.map(lambda leaf: leaf / scale, grad(params, batch)))
 
 
 def truth(setup: SetUp, params, batch):
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
-        return jax.tree.map(np.asarray, one_batch(setup.terms, "float64")(wide, batch))
+        return jax.tree.map(np.asarray, one_batch(setup.terms, "float64", setup.rule)(wide, batch))
 
 
-def ours(setup: SetUp, params, batch, mesh):
+@functools.cache
+def one_batch_metrics(dtype: str):
+    def metrics(params, batch):
+        found = parts(params, batch, dtype, RULES["none"])
+        same = lambda value: value  # noqa: E731
+        return metrics_of(params, found, lambda total, weight: total / weight, same, same, same)
+
+    return jax.jit(metrics)
+
+
+def metrics_are_right(setup: SetUp, out, params, batch) -> bool:
+    want = one_batch_metrics(setup.dtype)(params, batch)
+    tolerance = METRIC_TOLERANCE[setup.dtype]
+    return all(np.allclose(out.metrics[name], value, rtol=tolerance, atol=0) for name, value in want.items())
+
+
+def rules_are_mistaken(setup: SetUp, params, batch) -> bool:
+    """Whether a derivative rule of each row is taken for one that mixes rows, or the other way round."""
+    losses = [loss_of(dataclasses.replace(setup, state="none"), rule) for rule in (None, MIXING)]
+    found = [independent_rows(loss, params, batch, state=None, parts=DEVICES).verdict for loss in losses]
+    return found != ["yes", "no"]
+
+
+def ours(setup: SetUp, params, batch):
     fn = value_and_grad(
         loss_of(setup),
         setup.micro_batches,
         state_reduction=REDUCTIONS[setup.state],
-        data_sharding="data" if setup.shards > 1 else None,
+        data_sharding=setup.mesh[0] if setup.shards > 1 else None,
         pad={"tokens": 0, "labels": IGNORED} if setup.padded else None,
     )
     scale = LOSS_SCALE if setup.dtype == "float16" else None
     state = STARTS[setup.state]
     if setup.shards == 1:
         return jax.jit(fn)(params, batch, state=state, loss_scale=scale)
+    axes, sizes, kind = setup.mesh
+    names = (axes,) if isinstance(axes, str) else axes
+    mesh = jax.make_mesh(sizes, names, axis_types=(jax.sharding.AxisType[kind],) * len(names))
     with jax.set_mesh(mesh):
-        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-        batch = jax.device_put(batch, rows)
+        batch = jax.device_put(batch, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axes)))
+        params = jax.device_put(params, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
         return jax.jit(fn)(params, batch, state=state, loss_scale=scale)
 
 
@@ -198,9 +274,9 @@ def state_is_right(setup: SetUp, out, batch) -> bool:
 
 
 @functools.cache
-def peers(terms: str, count: int):
+def peers(terms: str, count: int, rule: str):
     """name → gradients of a float32 batch that `count` divides, each micro-batch its own mean."""
-    loss = functools.partial(whole_batch, terms=terms, dtype="float32")
+    loss = functools.partial(whole_batch, terms=terms, dtype="float32", rule=rule)
     grad = jax.grad(loss)
 
     def cut(batch):
@@ -243,21 +319,23 @@ def errors(got, want) -> dict[str, float]:
 def main():
     jax.config.update("jax_num_cpu_devices", DEVICES)
     jax.config.update("jax_platforms", "cpu")
-    mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     worst = dict.fromkeys(DTYPES, 0.0)
     ratios = dict.fromkeys(DTYPES, 0.0)
     one_batch_worst = dict.fromkeys(DTYPES, 0.0)
     theirs: dict[str, list[float]] = {}
-    wrong_states, drawn = 0, []
+    wrong_states = wrong_metrics = rules_mistaken = 0
+    drawn = []
     for seed in range(SETUPS):
         setup = SetUp.draw(seed)
         drawn.append(setup)
         params, batch = params_and_batch(setup)
         want = truth(setup, params, batch)
-        out = ours(setup, params, batch, mesh)
+        out = ours(setup, params, batch)
         wrong_states += not state_is_right(setup, out, batch)
+        wrong_metrics += not metrics_are_right(setup, out, params, batch)
+        rules_mistaken += setup.shards > 1 and rules_are_mistaken(setup, params, batch)
         found = errors(out.grads, want)
-        plain = errors(one_batch(setup.terms, setup.dtype)(params, batch), want)
+        plain = errors(one_batch(setup.terms, setup.dtype, setup.rule)(params, batch), want)
         worst[setup.dtype] = max(worst[setup.dtype], *found.values())
         one_batch_worst[setup.dtype] = max(one_batch_worst[setup.dtype], *plain.values())
         exact = [leaf for leaf in found if not plain[leaf]]  # what this objective does not depend on
@@ -265,7 +343,7 @@ def main():
         ratio = max(found[leaf] / plain[leaf] for leaf in found if plain[leaf])
         ratios[setup.dtype] = max(ratios[setup.dtype], ratio)
         if setup.dtype == "float32" and not setup.padded:
-            for name, fn in peers(setup.terms, setup.micro_batches).items():
+            for name, fn in peers(setup.terms, setup.micro_batches, setup.rule).items():
                 theirs.setdefault(name, []).append(max(errors(fn(params, batch), want).values()))
         print(f"\r{seed + 1} of {SETUPS}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
@@ -280,6 +358,8 @@ def main():
         },
         **{f"worst_ratio_{short}": ratios[dtype] for dtype, short in (("bfloat16", "bf16"), ("float16", "fp16"))},
         "wrong_states": wrong_states,
+        "wrong_metrics": wrong_metrics,
+        "rules_mistaken": rules_mistaken,
         **{f"{name}_max_rel_error_fp32": max(values) for name, values in theirs.items()},
         **{f"{name}_median_rel_error_fp32": float(np.median(values)) for name, values in theirs.items()},
     }
@@ -288,6 +368,9 @@ def main():
         "sharded": sum(setup.shards > 1 for setup in drawn),
         **{f"dtype {dtype}": sum(setup.dtype == dtype for setup in drawn) for dtype in DTYPES},
         **{f"terms {terms}": sum(setup.terms == terms for setup in drawn) for terms in TERMS},
+        **{f"rule {rule}": sum(setup.rule == rule for setup in drawn) for rule in RULES},
+        "explicit axes": sum("Explicit" in setup.mesh for setup in drawn),
+        "rows over two axes": sum(bool(setup.mesh) and len(setup.mesh[0]) == 2 for setup in drawn),
         **{f"state {state}": sum(setup.state == state for setup in drawn) for state in STATES},
     }
     emit(
