@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from jaxmem import WeightedMean
-from jaxmem.accumulate import value_and_grad
+from jaxmem import LossOutput, WeightedMean
+from jaxmem.accumulate import multi_steps, value_and_grad
 from jaxmem.errors import ConfigError, IntegerParameterError
 from tests.accumulate.problems import accumulated
 
@@ -101,3 +102,41 @@ def test_finite_sees_a_gradient_that_is_not_though_the_value_is():
 def test_integer_parameters_are_refused_by_path(leaf, dtype):
     with pytest.raises(IntegerParameterError, match=f"{dtype} at params/head/1"):
         value_and_grad(lambda p, x: x.mean(), 2)({"w": 1.0, "head": [2.0, leaf]}, jnp.ones(4))
+
+
+@pytest.mark.parametrize("asked", [{}, {"accumulator_dtype": "float32"}, {"accumulator_dtype": "bfloat16"}])
+def test_a_wider_gradient_is_summed_in_its_own_dtype(asked):
+    """Unless 16 bits are asked for by name; a float32 parameter beside it keeps its float32."""
+    with jax.enable_x64(True):
+        params = {"w": jnp.full(3, 1 / 3, jnp.float64), "z": jnp.ones(3, jnp.complex128), "n": jnp.ones(3, jnp.float32)}
+        x = jnp.linspace(0.1, 0.7, 8, dtype=jnp.float64)
+
+        def loss(params, x):
+            y = jnp.tanh(x[:, None] * params["w"] * jnp.abs(params["z"])) * params["n"]
+            return LossOutput(WeightedMean(y.sum(), (x > 0).sum()), {"y": WeightedMean(y.sum(), len(x))})
+
+        want = jax.grad(lambda params, x: loss(params, x).objective.total / 8)(params, x)
+        out = accumulated(loss, 4, **asked)(params, x)
+        optimizer = multi_steps(optax.sgd(1.0), 2, **asked)
+        state = optimizer.init(params)
+        for half in (x[::2], x[1::2]):
+            grads = jax.grad(lambda params, x: loss(params, x).objective.total / 4)(params, half)
+            updates, state = jax.jit(optimizer.update)(grads, state, params)
+    narrow = bool(asked) and asked["accumulator_dtype"] == "bfloat16"
+    for got in (out.grads, jax.tree.map(jnp.negative, updates)):
+        for name, exact in (("w", 1e-14), ("z", 1e-14), ("n", 1e-6)):
+            error = float(jnp.abs(got[name] - want[name]).max() / jnp.abs(want[name]).max())
+            # bfloat16 sums; of a complex parameter its narrowest complex dtype
+            assert error < exact if not narrow else (1e-8 if name == "z" else 1e-4) < error < 2e-2, (name, error)
+    assert out.weights[0].dtype == out.metrics["y"].dtype == jnp.float64
+    assert state.skip_state.window_weight.dtype == (jnp.float32 if narrow else jnp.float64)
+    kinds = ["bfloat16", "bfloat16", "complex64"] if narrow else ["float64", "float32", "complex128"]
+    assert [str(state.acc_grads[name].dtype) for name in ("w", "n", "z")] == kinds
+
+
+def test_float64_is_added_in_place():
+    with jax.enable_x64(True):
+        out = value_and_grad(lambda w, x: (w * x).mean(), 2, in_place=True)(
+            jnp.float64(1), jnp.arange(4, dtype="float64")
+        )
+    assert out.added.in_place == ("params",) and float(out.grads) == 1.5

@@ -273,6 +273,52 @@ def test_rows_that_know_of_one_another_are_refused_unless_it_is_said_how_shards_
     assert float(out.grads) == 1.0  # of two rows 2 apart, in each micro-batch of each shard
 
 
+@jax.custom_vjp
+def scaled_by_the_largest(x):
+    return x
+
+
+scaled_by_the_largest.defvjp(lambda x: (x, None), lambda _, gradient: (gradient / jnp.abs(gradient).max(),))
+
+
+@pytest.mark.parametrize(
+    "loss, error, message",
+    [
+        (
+            lambda w, x: (scaled_by_the_largest(w * x) ** 2).mean(),
+            ObjectiveError,
+            "reduce_max over rows in the gradient",
+        ),
+        (lambda w, x: (scaled_by_the_largest(w) * x).mean(), ObjectiveError, "in the gradient of the objective"),
+        (lambda w, x: LossOutput((w * x).mean(), {"sd": WeightedMean(x.std(), 1)}), MetricError, "in metrics/sd"),
+        (lambda w, x: LossOutput((w * x).mean(), {"l2": Sum(w**2)}), MetricError, "belongs to no row.* in metrics/l2"),
+        (lambda w, x: (w * x).mean() + Sum(w**2), ObjectiveError, "belongs to no row.* in objective term"),
+    ],
+)
+@pytest.mark.parametrize("k", [1, 2])
+def test_derivative_rules_and_metrics_of_all_rows_are_refused(loss, error, message, k):
+    with pytest.raises(error, match=f"{message}.*gradient_reduction='each'"):
+        sharded(loss, k)(jnp.float32(2.0), X)
+
+
+def test_a_rule_and_metrics_of_each_row_are_not():
+    """Whatever cannot be followed passes too, such as a loss that takes so many rows and no others."""
+
+    @jax.custom_vjp
+    def clipped(x):
+        return x
+
+    clipped.defvjp(lambda x: (x, None), lambda _, gradient: (jnp.clip(gradient, -0.1, 0.1),))
+
+    def loss(w, x):
+        return LossOutput((clipped(w * x.reshape(2, 1)) ** 2).mean(), {"n": Sum(x.size), "largest": Max(x.max())})
+
+    out = sharded(loss, 2)(jnp.float32(1.0), X)
+    want = sum(np.clip(2 * X / 16, -0.1, 0.1) * X)
+    np.testing.assert_allclose(out.grads, want, rtol=1e-6)
+    assert {name: leaf.item() for name, leaf in out.metrics.items()} == {"n": 16, "largest": 16.0}
+
+
 def test_within_a_shard_map_there_is_nothing_to_shard():
     run = value_and_grad(mean_loss, 2, data_sharding="data")
     mapped = jax.shard_map(lambda w, x: run(w, x).grads, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)

@@ -203,6 +203,48 @@ def test_auto_is_once_only_where_it_is_the_same(loss_fn, steps, kind, why):
     assert step.reduction().kind == kind and why in step.reduction().why
 
 
+def measured(params, batch):
+    """With metrics of which one is no sum over rows."""
+    y = jnp.tanh(batch["x"] @ params["w"])
+    return LossOutput(loss(params, batch), {"sd": WeightedMean(y.std(), 1), "calls": Sum(1.0)})
+
+
+@jax.custom_jvp
+def centred(x):
+    return x
+
+
+centred.defjvp(lambda primals, tangents: (primals[0], tangents[0] - tangents[0].mean(0)))
+
+
+def ruled(params, batch):
+    return loss(params, batch | {"x": centred(batch["x"] @ params["w"])})
+
+
+@pytest.mark.parametrize("loss_fn, why", [(measured, "belongs to no row"), (ruled, "a row with a sum over rows")])
+def test_auto_gives_what_one_device_gives(loss_fn, why):
+    """Where a metric or a derivative rule knows of all rows of a micro-batch."""
+    alone, shared = (
+        make_train_step(
+            Workload(loss_fn, params(), batch(), optax.sgd(0.1)), MemoryConfig(accumulation_steps=2), mesh=m
+        )
+        for m in (None, mesh_of(("data", 4)))
+    )
+    assert shared.reduction().kind == "each" and why in shared.reduction().why
+    got, want = (step(step.init(), batch()) for step in (shared, alone))
+    assert_trees_close(numbers(got), numbers(want), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("sizes, spec", [((2, 4), ("b", "a")), ((2, 4), ("b",)), ((2, 2, 2), ("a", "b", "c"))])
+def test_rows_over_several_axes_are_reduced_once(kind, sizes, spec):
+    mesh = mesh_of(*zip("abc", sizes, strict=False), kind=kind)
+    own = lambda: jax.device_put(batch(), NamedSharding(mesh, P(spec)))  # noqa: E731
+    step = step_of(mesh, batch=own)
+    assert step.reduction().kind == "once", step.reduction().why
+    assert_trees_close(numbers(two_steps(step, own)), wanted(), rtol=1e-4, atol=1e-5)
+
+
 def test_the_report_says_what_was_chosen_and_why():
     report = step_of(mesh_of(("data", 8))).report()
     assert (report.gradient_reduction, report.gradient_reductions) == ("once", 1.0)
