@@ -104,7 +104,7 @@ def test_integer_parameters_are_refused_by_path(leaf, dtype):
         value_and_grad(lambda p, x: x.mean(), 2)({"w": 1.0, "head": [2.0, leaf]}, jnp.ones(4))
 
 
-@pytest.mark.parametrize("asked", [{}, {"accumulator_dtype": "float32"}, {"accumulator_dtype": "bfloat16"}])
+@pytest.mark.parametrize("asked", [{}, {"accumulator_dtype": "bfloat16"}])
 def test_a_wider_gradient_is_summed_in_its_own_dtype(asked):
     """Unless 16 bits are asked for by name; a float32 parameter beside it keeps its float32."""
     with jax.enable_x64(True):
@@ -121,13 +121,14 @@ def test_a_wider_gradient_is_summed_in_its_own_dtype(asked):
         state = optimizer.init(params)
         for half in (x[::2], x[1::2]):
             grads = jax.grad(lambda params, x: loss(params, x).objective.total / 4)(params, half)
-            updates, state = jax.jit(optimizer.update)(grads, state, params)
+            updates, state = optimizer.update(grads, state, params)
+        want, *got = jax.device_get((want, out.grads, jax.tree.map(jnp.negative, updates)))
     narrow = bool(asked) and asked["accumulator_dtype"] == "bfloat16"
-    for got in (out.grads, jax.tree.map(jnp.negative, updates)):
+    for found in got:
         for name, exact in (("w", 1e-14), ("z", 1e-14), ("n", 1e-6)):
-            error = float(jnp.abs(got[name] - want[name]).max() / jnp.abs(want[name]).max())
+            error = np.abs(found[name] - want[name]).max() / np.abs(want[name]).max()
             # bfloat16 sums; of a complex parameter its narrowest complex dtype
-            assert error < exact if not narrow else (1e-8 if name == "z" else 1e-4) < error < 2e-2, (name, error)
+            assert error < exact if not narrow else (1e-10 if name == "z" else 1e-4) < error < 2e-2, (name, error)
     assert out.weights[0].dtype == out.metrics["y"].dtype == jnp.float64
     assert state.skip_state.window_weight.dtype == (jnp.float32 if narrow else jnp.float64)
     kinds = ["bfloat16", "bfloat16", "complex64"] if narrow else ["float64", "float32", "complex128"]
@@ -136,7 +137,6 @@ def test_a_wider_gradient_is_summed_in_its_own_dtype(asked):
 
 def test_float64_is_added_in_place():
     with jax.enable_x64(True):
-        out = value_and_grad(lambda w, x: (w * x).mean(), 2, in_place=True)(
-            jnp.float64(1), jnp.arange(4, dtype="float64")
-        )
-    assert out.added.in_place == ("params",) and float(out.grads) == 1.5
+        x = jnp.arange(4, dtype="float64")
+        out = value_and_grad(lambda w, x: (w * x).mean(), 2, in_place=True)(jnp.float64(1), x)
+        assert out.added is not None and out.added.in_place == ("params",) and out.grads.item() == 1.5
