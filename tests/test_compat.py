@@ -162,6 +162,13 @@ def test_blocks_and_names_are_found_under_both_implementations_of_remat(rewrite)
     assert branches == [[None, "square"], [None]] and _compat.prevents_cse(cond) is None
 
 
+def test_programs_that_are_called_come_with_the_constants_that_they_hold():
+    table = jnp.arange(3.0)
+    (eqn,) = jax.make_jaxpr(jax.jit(lambda x: x * table))(jnp.ones(3)).jaxpr.eqns
+    ((jaxpr, consts),) = _compat.called_programs(eqn)
+    assert [list(const) for const in consts] == [[0, 1, 2]] and len(jaxpr.constvars) == 1
+
+
 def test_a_block_without_its_barrier():
     (eqn,) = jax.make_jaxpr(lambda x: jax.checkpoint(jnp.sin, prevent_cse=False)(x))(1.0).jaxpr.eqns
     assert _compat.prevents_cse(eqn) is False
