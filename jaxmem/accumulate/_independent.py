@@ -20,7 +20,7 @@ from jaxmem.workload import path_string
 
 _GRADIENT = "the gradient of the objective"
 _NO_SUM = "it is no sum or mean over rows"
-_NO_ROW = "what belongs to no row, of which every shard would add its own,"
+_NO_ROW = "what belongs to no row, which every shard would add"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,12 @@ value is the same everywhere.
 import dataclasses
 from typing import Any
 
-import jax
 import jax.extend.core as jex
 import numpy as np
 from jax.core import Tracer
 
 from jaxmem._compat import called_programs, prevents_cse, scan_layout
+from jaxmem.accumulate._shards import is_key
 
 _CALLS = frozenset("jit pjit eval_jaxpr closed_call core_call".split())
 _OF_SHAPES = frozenset("shape new_sizes slice_sizes start_indices limit_indices sizes padding_config".split())
@@ -166,7 +166,7 @@ class Follower:
     def _constant(self, mine: Any, theirs: Any) -> Value:
         if np.shape(mine) != np.shape(theirs):
             return unknown("a constant of as many numbers as there are rows")
-        if mine is theirs or isinstance(mine, Tracer) or _is_key(mine):
+        if mine is theirs or isinstance(mine, Tracer) or is_key(mine):
             return CLEAN.with_(uniform=not np.shape(mine))
         mine, theirs = (np.asarray(value) for value in (mine, theirs))
         wide = np.complex128 if np.iscomplexobj(mine) else np.float64
@@ -261,10 +261,6 @@ def _placed_anyhow(jaxpr: jex.Jaxpr) -> tuple[list, list]:
         else:
             eqns.append((eqn, atoms))
     return eqns, list(map(read, jaxpr.outvars))
-
-
-def _is_key(value: Any) -> bool:
-    return jax.dtypes.issubdtype(jax.numpy.result_type(value), jax.dtypes.prng_key)
 
 
 def _of_shapes(parameter: str) -> bool:
