@@ -68,8 +68,19 @@ class _Search:
         calls = [call for call in calls_at(self.paths, depth, start, stop) if self._heavy(call.start, call.stop)]
         worth = [call for call in calls if self._worth(call.start, call.stop)]
         groups = repeated(worth)
-        if not groups:
-            groups = self._called_again(worth, start, stop)
+        if groups:
+            return self._grouped(calls, groups, depth)
+        items = self._grouped(calls, self._called_again(worth, start, stop), depth)
+        names = collections.Counter(call.name for call in worth)
+        if max(names.values(), default=0) < 2:
+            return items
+        # A library may name its operators alone, as Equinox does: then the calls are parts of the layers.
+        layers = self._structure(start, stop)
+        whole = self.facts.inside_bytes(range(start, stop))
+        filled = self._fill(start, stop, items, self._structure)
+        return layers if self._cost(whole, layers) < self._cost(whole, filled) else items
+
+    def _grouped(self, calls: list[Call], groups: list[list[Call]], depth: int) -> list:
         items, taken = [], set()
         for group in groups:
             items += self._settle("module", self._named(group), depth + 1)
