@@ -21,13 +21,13 @@ class Model:
       package: what has to be installed, by its name on the registry.
       kind: the library that it is written in.
       what: the model, in a few words.
-      make: returns the loss, a function `(params, *batch) → scalar`, the parameters and the batch.
+      make: returns the loss, a function `(params, *batch) → scalar`, the parameters and the batch; or another form.
     """
 
     package: str
     kind: str
     what: str
-    make: Callable[[], tuple[Callable, Any, tuple]]
+    make: Callable[[], Any]
 
 
 def tokens(batch: int, time: int, vocabulary: int) -> jax.Array:

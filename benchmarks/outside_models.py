@@ -1,0 +1,163 @@
+"""Training steps of models that no one here wrote: are gradients those of a hand-written step, and is no table lost?
+
+    pip install equinox==0.13.8 paramax==0.0.5 dm-haiku==0.0.17 e3nn-jax==0.21.0 jraph==0.0.6.dev0 keras==3.15.1
+    pip install flowjax==19.1.2 netket==3.23.0 ott-jax==0.6.0 pdequinox==0.1.2
+    pip install --no-deps nano-moe-jax==0.1.0 mamba3-jax==1.0.1 flaxdiff==0.2.11 nequix==0.4.5 jraphx==0.1.0 spyx==1.0.0
+    python -m benchmarks.outside_models --json -
+    python -m benchmarks.outside_models --models FNO,U-Net --target tpu-v5e
+
+Each model is trained for one step with K of 1 and 4 micro-batches under each of three remat settings; gradients and
+model state are compared with a plain float32 loop over the same rows and keys: relative L2 distance, leaf by leaf.
+`refused` counts combinations that a setting cannot have, with the reason; `lost_tables` counts comparisons, residual
+tables and reports that did not come. Tables are of `--target`. Models that cannot be imported are left out and named.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks._harness import emit
+from benchmarks._outside_models import MODELS, Trial
+from benchmarks.real_models import version_of
+from jaxmem import MemoryConfig, TrainState, analyze, compare, make_train_step
+from jaxmem.errors import BudgetInfeasible, JaxmemError, RematWithoutEffect
+
+STEPS, REMATS = (1, 4), ("none", "full", "auto:0.3")
+CONFIGS = {
+    f"{steps} × {remat}": MemoryConfig(accumulation_steps=steps, remat=remat)
+    for steps, remat in itertools.product(STEPS, REMATS)
+}
+TOLERANCE = 1e-5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", default="-", metavar="OUT", help='a file, or "-" for stdout')
+    parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}, with commas")
+    parser.add_argument("--target", default="cpu", help="what the tables are compiled for")
+    options = parser.parse_args()
+    names = options.models.split(",")
+    if unknown := set(names) - set(MODELS):
+        parser.error(f"--models: wanted some of {', '.join(MODELS)}; got {', '.join(sorted(unknown))}")
+    jax.config.update("jax_platforms", "cpu")
+    rows, missing = [], {}
+    for name in names:
+        model = MODELS[name]
+        version, start = version_of(model.package), time.perf_counter()
+        try:
+            trial = model.make()
+        except ImportError as error:
+            missing[name] = f"{model.package}: {error}"
+            continue
+        row = {"model": name, "package": f"{model.package} {version}", "kind": model.kind, "what": model.what}
+        row |= compared(trial) | {"lost": lost(trial, options.target)}
+        rows.append(row | {"seconds": round(time.perf_counter() - start)})
+        print(rows[-1], file=sys.stderr, flush=True)
+    errors = [error for row in rows for error in row["errors"].values()]
+    emit(
+        {
+            "models": len(rows),
+            "combinations": len(errors),
+            "wrong": sum(not error <= TOLERANCE for error in errors) + sum(len(row["failed"]) for row in rows),
+            "max_rel_error": max(errors, default=0.0),
+            "lost_tables": sum(len(row["lost"]) for row in rows),
+            "refused": sum(len(row["refused"]) for row in rows),
+        },
+        target=options.target,
+        provenance={"max_rel_error": "measured", "lost_tables": "compiled"},
+        notes={"tolerance": TOLERANCE, "models": rows, "not_installed": missing},
+        out=options.json,
+    )
+
+
+def compared(trial: Trial) -> dict[str, dict]:
+    """Of each combination either its error, or why it is refused, or how it failed."""
+    found = {"errors": {}, "refused": {}, "failed": {}}
+    workload = dataclasses.replace(trial.workload, optimizer=keep_gradients())
+    start = make_train_step(workload).init()
+    wanted = {steps: by_hand(trial, steps, start) for steps in STEPS}
+    for name, config in CONFIGS.items():
+        try:
+            step = make_train_step(workload, config)
+            state, _ = step(jax.tree.map(jnp.copy, start), workload.batch)  # donated
+            found["errors"][name] = error(wanted[config.accumulation_steps], (state.opt_state, state.state))
+        except (BudgetInfeasible, RematWithoutEffect) as refusal:
+            found["refused"][name] = str(refusal)
+        except JaxmemError as failure:
+            found["failed"][name] = f"{type(failure).__name__}: {failure}"
+    return found
+
+
+def by_hand(trial: Trial, steps: int, start: TrainState):
+    """Mean gradients, and the state after the last micro-batch, of a loop without jaxmem."""
+    params, state, batch, total = start.params, start.state, trial.workload.batch, None
+    key = jax.random.fold_in(start.rng, 0)  # the first step's
+    differentiate = jax.jit(jax.value_and_grad(trial.plain, has_aux=True))
+    for i in range(steps):
+        micro = jax.tree.map(lambda leaf, i=i: leaf[i::steps], batch)
+        (_, state), grads = differentiate(params, micro, key if steps == 1 else jax.random.fold_in(key, i), state)
+        total = grads if total is None else jax.tree.map(jnp.add, total, grads)
+    return jax.tree.map(lambda leaf: leaf / steps, total), state
+
+
+def keep_gradients() -> optax.GradientTransformation:
+    """An optimizer that changes nothing; its state is the last gradient."""
+    zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)  # noqa: E731
+    return optax.GradientTransformation(zeros, lambda grads, state, params=None: (zeros(grads), grads))
+
+
+def error(want, got) -> float:
+    """The largest relative L2 distance of two trees' leaves; infinite where numbers are not finite.
+
+    Leaves less than 1e-5 as large as the largest are rounding errors themselves, such as the gradient of a bias before
+    a batch norm, which is zero: their distance is taken as a share of the largest.
+
+    >>> error([np.array([3.0, 4.0])], [np.array([3.0, 4.5])])
+    0.1
+    """
+
+    def numbers(leaf):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(leaf) if is_key else leaf, np.complex128)
+
+    pairs = [(numbers(a), numbers(b)) for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True)]
+    norms = [float(np.linalg.norm(a)) for a, _ in pairs]
+    largest = max(norms, default=0.0) or 1.0
+    shares = [norm if norm > 1e-5 * largest else largest for norm in norms]
+    apart = [float(np.linalg.norm(a - b)) / share for (a, b), share in zip(pairs, shares, strict=True)]
+    return max((x if np.isfinite(x) else float("inf") for x in apart), default=0.0)
+
+
+def lost(trial: Trial, target: str) -> dict[str, str]:
+    """The tables that did not come, and why."""
+    found = {}
+
+    def comparison():
+        table = compare(CONFIGS, trial.workload, target=target)
+        assert {row.name for row in table.rows} | {name for name, _ in table.refused} == set(CONFIGS)
+        assert str(table)
+
+    def residuals():
+        assert make_train_step(trial.workload).residuals().rows
+
+    def report():
+        made = analyze(trial.workload, MemoryConfig(), target=target)
+        assert made.peak_bytes and str(made)
+
+    for table in (comparison, residuals, report):
+        try:
+            table()
+        except Exception as failure:  # whatever it is, the table is lost
+            found[table.__name__] = f"{type(failure).__name__}: {failure}"
+    return found
+
+
+if __name__ == "__main__":
+    main()
