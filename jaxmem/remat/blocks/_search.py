@@ -68,11 +68,9 @@ class _Search:
         calls = [call for call in calls_at(self.paths, depth, start, stop) if self._heavy(call.start, call.stop)]
         worth = [call for call in calls if self._worth(call.start, call.stop)]
         groups = repeated(worth)
-        if groups:
-            return self._grouped(calls, groups, depth)
-        items = self._grouped(calls, self._called_again(worth, start, stop), depth)
-        names = collections.Counter(call.name for call in worth)
-        if max(names.values(), default=0) < 2:
+        again = [] if groups else self._called_again(worth, start, stop)
+        items = self._grouped(calls, groups or again, depth)
+        if not again:
             return items
         # A library may name its operators alone, as Equinox does: then the calls are parts of the layers.
         layers = self._structure(start, stop)
