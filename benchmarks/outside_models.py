@@ -3,6 +3,7 @@
     pip install equinox==0.13.8 paramax==0.0.5 dm-haiku==0.0.17 e3nn-jax==0.21.0 jraph==0.0.6.dev0 keras==3.15.1
     pip install flowjax==19.1.2 netket==3.23.0 ott-jax==0.6.0 pdequinox==0.1.2
     pip install --no-deps nano-moe-jax==0.1.0 mamba3-jax==1.0.1 flaxdiff==0.2.11 nequix==0.4.5 jraphx==0.1.0 spyx==1.0.0
+    pip install --no-deps einops==0.8.2 grain==0.2.18 array_record portpicker jax-tqdm==0.4.0 nir==1.0.8  # these need
     python -m benchmarks.outside_models --json -
     python -m benchmarks.outside_models --models FNO,U-Net --target tpu-v5e
 
@@ -64,7 +65,7 @@ def main() -> None:
     emit(
         {
             "models": len(rows),
-            "combinations": len(errors),
+            "combinations": len(rows) * len(CONFIGS),
             "wrong": sum(not error <= TOLERANCE for error in errors) + sum(len(row["failed"]) for row in rows),
             "max_rel_error": max(errors, default=0.0),
             "lost_tables": sum(len(row["lost"]) for row in rows),
