@@ -178,6 +178,10 @@ def _findings(
         values = [term.total] if term.weight is None else [term.total, term.weight]
         good = term.total.zero or term.total.grown + seed.degree == 1
         known = _known(values, good)
+        if term.factor.degree:
+            known = Independence(verdict="no", why="a factor that depends on the number of rows")
+        elif term.factor.kind != "clean":
+            known = Independence(verdict="unknown", why=term.factor.why)
         plain &= known.verdict == "yes"
         yield ObjectiveError, f"objective term {i}", known
     for path, metric in jax.tree_util.tree_leaves_with_path(metrics, is_leaf=is_metric):

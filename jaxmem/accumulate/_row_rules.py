@@ -52,10 +52,20 @@ def _touched(eqn, twin, value, axes):
 )
 def _same(eqn, twin, values):
     before, after = (atom.aval.dtype for atom in (eqn.invars[0], eqn.outvars[0]))
+    if any(value.kind == "sum" for value in values) and _rounds(eqn, before, after):
+        return unknown(f"{eqn.primitive.name} of a sum over rows, which rounds it", of_sum=True)
     exact = all(jnp.issubdtype(dtype, jnp.integer) for dtype in (before, after)) or jnp.issubdtype(after, jnp.inexact)
     if before != after and not exact and any(value.kind == "sum" or value.degree for value in values):
         return unknown("a sum over rows, or a number of them, that is rounded")
     return values if len(values) == len(eqn.outvars) else unknown(eqn.primitive.name)
+
+
+def _rounds(eqn, before, after) -> bool:
+    """Whether it leaves fewer digits than 16 bits have, so that parts are not rounded as their sum is."""
+    if eqn.primitive.name == "reduce_precision":  # to its own precision it only keeps the compiler from having more
+        info = jnp.finfo(before)
+        return eqn.params["mantissa_bits"] < info.nmant or eqn.params["exponent_bits"] < info.nexp
+    return before != after and jnp.issubdtype(after, jnp.floating) and after.itemsize < 2
 
 
 @_rule(

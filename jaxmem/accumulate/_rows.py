@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -184,7 +185,7 @@ class Follower:
             return getattr(self, f"_{name}")(eqn, twin, values, inner, theirs)
         if (name in _CALLS or prevents_cse(eqn) is not None) and len(inner) == len(theirs) == 1:
             return self._run(inner[0], theirs[0], values)
-        if [value.kind for value in values] == ["largest"] and name in _KEEPS_LARGEST:
+        if [value.kind for value in values] == ["largest"] and name in _KEEPS_LARGEST and _keeps_order(eqn):
             return values
         bad = worst(values)
         if bad and (name != "sort" or bad.kind == "mixed"):  # it is differentiated beside the places in the batch
@@ -245,6 +246,12 @@ class Follower:
 
 
 _KEEPS_LARGEST = frozenset("convert_element_type copy reshape squeeze broadcast_in_dim reduce_max".split())
+
+
+def _keeps_order(eqn: Any) -> bool:
+    """Whether what it makes is in the order of what it is given: a cast to fewer integers is not."""
+    before, after = (atom.aval.dtype for atom in (eqn.invars[0], eqn.outvars[0]))
+    return jnp.promote_types(before, after) == after or jnp.issubdtype(after, jnp.floating)
 
 
 def _placed_anyhow(jaxpr: jex.Jaxpr) -> tuple[list, list]:

@@ -65,6 +65,9 @@ ON_PARAMETERS = {
     "scaled": (rule(lambda g: 2 * g), "yes"),
     "clipped": (rule(lambda g: jnp.clip(g, -0.01, 0.01)), "no"),
     "normalised": (rule(lambda g: g / jnp.linalg.norm(g)), "no"),
+    "in 8 bits": (rule(lambda g: g.astype(jnp.float8_e4m3fn).astype(g.dtype)), "no"),
+    "in one digit": (rule(lambda g: jax.lax.reduce_precision(g, 5, 1)), "no"),
+    "in all digits": (rule(lambda g: jax.lax.reduce_precision(g, 8, 23)), "yes"),
 }
 LOSSES = {name: (lambda w, x, f=f: (f(jnp.tanh(x @ w)) ** 2).mean(), want) for name, (f, want) in activations.items()}
 LOSSES |= {
@@ -115,6 +118,8 @@ METRICS = {
     "mean of means": (lambda w, x: WeightedMean(x.mean(), 1), "yes"),
     "rows": (lambda w, x: Sum(len(x)), "yes"),
     "largest": (lambda w, x: Max(jnp.abs(x @ w).max()), "yes"),
+    "largest, counted": (lambda w, x: Max((x > 9).max().astype(jnp.int32)), "yes"),
+    "largest, wrapped": (lambda w, x: Max((x * 200).max().astype(jnp.int32).astype(jnp.uint8)), "no"),
     "rate": (lambda w, x: Last(0.1), "yes"),
     "norm": (lambda w, x: Last(jnp.linalg.norm(w)), "yes"),
     "mean of no row": (lambda w, x: WeightedMean(jnp.linalg.norm(w), 1), "yes"),
@@ -137,3 +142,18 @@ def test_metrics_are_part_of_the_claim(name):
     loss = lambda w, x: LossOutput((x @ w).mean(), {"metric": metric(w, x)})  # noqa: E731
     found = independent_rows(loss, W, X)
     assert found.verdict == want and bool(found.why) == (want != "yes"), found
+
+
+FACTORS = {
+    "a number": (lambda x: 0.1, "yes"),
+    "one over the rows": (lambda x: 1 / len(x), "no"),
+    "the rows": (lambda x: float(len(x)), "no"),
+    "a root of the rows": (lambda x: len(x) ** 0.5, "unknown"),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_factors_are_constants_of_the_step(name):
+    factor, want = FACTORS[name]
+    loss = lambda w, x: factor(x) * Sum((x @ w).sum()) + WeightedMean((x @ w).sum(), len(x))  # noqa: E731
+    assert independent_rows(loss, W, X, parts=4).verdict == want
