@@ -5,9 +5,10 @@ import importlib.util
 import os
 import re
 import sysconfig
+from typing import TYPE_CHECKING
 
-from jax.extend import source_info_util
-from jax.extend.core import JaxprEqn
+if TYPE_CHECKING:
+    from jax.extend.core import JaxprEqn
 
 _LIBRARIES = frozenset(
     "jax jaxlib flax optax orbax chex numpy jaxmem equinox haiku einops opt_einsum jaxtyping beartype typeguard".split()
@@ -42,7 +43,7 @@ def is_library(path: str) -> bool:
     return bool(_PYTHON.search(plain)) or path.startswith((sysconfig.get_path("stdlib") + os.sep, *_roots()))
 
 
-def source_line(*equations: JaxprEqn) -> str:
+def source_line(*equations: "JaxprEqn") -> str:
     """FILE:LINE of the innermost frame outside of libraries, of the first equation that has one.
 
     Where none has, the innermost of all; "" without frames.
@@ -51,6 +52,8 @@ def source_line(*equations: JaxprEqn) -> str:
     >>> source_line(*jax.make_jaxpr(lambda x: x + 1)(0).eqns).rpartition(":")[2]
     '1'
     """
+    from jax.extend import source_info_util  # the command line, which asks whose a file is, sets its environment first
+
     innermost: tuple[str, ...] = ()
     for equation in equations:
         frames = source_info_util.summarize(equation.source_info, num_frames=64).splitlines()
