@@ -6,11 +6,11 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 
-from jaxmem._source import is_own
+from jaxmem._source import is_own, is_users
 from jaxmem.errors import BudgetInfeasible, DoesNotFitError, JaxmemError
 
 _TOOLS = ("numpy", "scipy")  # what fails by the arguments it is given: whoever called it is to blame
-_LONGEST = 1200  # characters; a compiler's error may run to tens of thousands
+LONGEST_MESSAGE = 1200  # characters; a compiler's error may run to tens of thousands
 
 
 def is_own_fault(error: BaseException) -> bool:
@@ -31,6 +31,12 @@ def is_own_fault(error: BaseException) -> bool:
 def is_jax_refusal(error: BaseException) -> bool:
     """Whether JAX, or a compiler that it called, raised it; told as by `is_own_fault`."""
     return _package(_raised_in(error)) in ("jax", "jaxlib")
+
+
+def users_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """The innermost frame in code that belongs neither to jaxmem, an installed package, nor Python."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    return frames[-1] if frames else None
 
 
 def _raised_in(error: BaseException) -> str:
@@ -69,8 +75,21 @@ def reason(error: BaseException) -> str:
     >>> reason(TypeError("complex64 is not accepted"))
     'refused. TypeError: complex64 is not accepted'
     """
-    text = " ".join(str(error).split())
-    if not isinstance(error, JaxmemError):
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    text = paragraph(str(error)) if isinstance(error, JaxmemError) else named(error)
     return f"{'does not fit' if isinstance(error, (BudgetInfeasible, DoesNotFitError)) else 'refused'}. {text}"
+
+
+def named(error: BaseException, longest: int = LONGEST_MESSAGE) -> str:
+    """An error's class and what it says, on one line.
+
+    >>> named(KeyError("x")), named(ValueError())
+    ("KeyError: 'x'", 'ValueError')
+    """
+    message = paragraph(str(error), longest)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def paragraph(text: str, longest: int = LONGEST_MESSAGE) -> str:
+    """`text` on one line, cut to a number of characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[:longest]}…"

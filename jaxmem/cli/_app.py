@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import typer
 
+from jaxmem._blame import users_frame
 from jaxmem.cli import _environment
-from jaxmem.cli._errors import INTERRUPTED, explain, users_frame
+from jaxmem.cli._errors import INTERRUPTED, explain
 from jaxmem.cli.analyze import analyze
 from jaxmem.cli.compare import compare
 from jaxmem.cli.diff import diff

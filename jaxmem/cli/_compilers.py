@@ -6,8 +6,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from jaxmem._blame import paragraph
 from jaxmem.cli._checks import Check
-from jaxmem.cli._errors import paragraph
 
 # One chip of each compiler, and the package without which there is nothing to try.
 TARGETS = {"tpu-v5e": ("libtpu",), "gpu-h100": ("jax-cuda12-plugin", "jax-cuda13-plugin")}

@@ -2,14 +2,11 @@
 
 import dataclasses
 import os
-import traceback
 
-from jaxmem._blame import is_jax_refusal
-from jaxmem._source import is_users as _is_users
+from jaxmem._blame import is_jax_refusal, named, paragraph, users_frame
 from jaxmem.errors import BudgetInfeasible, DoesNotFitError, JaxmemError
 
 DONE, DOES_NOT_FIT, BAD_INPUT, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
-LONGEST_MESSAGE = 1200  # characters; an XLA error may run to tens of thousands
 DEBUG_HINT = "Run again with --debug for the traceback."
 
 
@@ -57,21 +54,8 @@ def describe(error: BaseException) -> str:
     >>> describe(KeyError("x"))
     "KeyError: 'x'."
     """
-    message = paragraph(str(error))
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    text = named(error)
     return text if text.endswith((".", "!", "?", "…")) else f"{text}."
-
-
-def paragraph(text: str) -> str:
-    """`text` on one line, cut to `LONGEST_MESSAGE`."""
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]}…"
-
-
-def users_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost frame in code that belongs neither to jaxmem, an installed package, nor Python."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
-    return frames[-1] if frames else None
 
 
 def _usage_problem(error) -> Problem:

@@ -8,7 +8,8 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 
-from jaxmem.cli._errors import DEBUG_HINT, describe, users_frame
+from jaxmem._blame import users_frame
+from jaxmem.cli._errors import DEBUG_HINT, describe
 from jaxmem.cli._keywords import keywords_for
 from jaxmem.errors import FileLoadError, JaxmemError
 from jaxmem.workload import Workload

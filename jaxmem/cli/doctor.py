@@ -10,9 +10,10 @@ from typing import Any
 
 import typer
 
+from jaxmem._blame import paragraph
 from jaxmem._installed import version
 from jaxmem.cli import _checks, _compilers, _environment
-from jaxmem.cli._errors import DOES_NOT_FIT, paragraph
+from jaxmem.cli._errors import DOES_NOT_FIT
 from jaxmem.cli._options import Debug, JsonOut
 from jaxmem.cli._output import STDOUT, check_writable, clean_stdout, write_json
 from jaxmem.cli._status import stages

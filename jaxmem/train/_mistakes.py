@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
-from jaxmem._source import is_users
+from jaxmem._blame import named, users_frame
 from jaxmem.errors import BatchError, JaxmemError, StateError, WorkloadError
 from jaxmem.objective import LossOutput, Objective
 from jaxmem.train._loss import merge, partition
@@ -67,7 +66,7 @@ def blaming(step: "TrainStep", state: Any = None, batch: Any = None) -> Iterator
             check_state(step, state, error)
         if batch is not None:
             _check_batch(step, batch, error)
-        if not any(is_users(frame.filename) for frame in traceback.extract_tb(error.__traceback__)[1:]):
+        if users_frame(error) is None:
             _check_loss(step, error)
         raise
 
@@ -152,10 +151,9 @@ def _blamed(wanted: str, do: str) -> Iterator[None]:
 
 def _described(error: BaseException) -> str:
     """What an error says, and where in the user's code it was raised, if it was."""
-    said = " ".join(str(error).split())[:400].rstrip(".")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
-    where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {said}{where}"
+    frame = users_frame(error)
+    where = f" ({os.path.basename(frame.filename)}, line {frame.lineno})" if frame else ""
+    return f"{named(error, 400).rstrip('.')}{where}"
 
 
 def _same_as(name: str, wanted: Any, got: Any, what: str) -> None:

@@ -4,8 +4,9 @@ import os
 
 import pytest
 
+from jaxmem._blame import LONGEST_MESSAGE
 from jaxmem.cli import _app
-from jaxmem.cli._errors import LONGEST_MESSAGE, explain
+from jaxmem.cli._errors import explain
 from jaxmem.errors import BatchError
 from tests.cli.helpers import LINEAR, assert_refused, run, write
 
@@ -212,7 +213,7 @@ def test_a_fault_of_jaxmem_itself_is_exit_code_3(capfd, monkeypatch):
     monkeypatch.setattr(_app._environment, "apply_defaults", lambda: None)
     monkeypatch.setattr("jaxmem.cli.doctor.examine", fail)
     # The test stands for jaxmem's own code here, so its frame must not be taken for the user's.
-    monkeypatch.setattr("jaxmem.cli._errors._is_users", lambda filename: False)
+    monkeypatch.setattr("jaxmem._blame.is_users", lambda filename: False)
     ran = run(capfd, "doctor")
     assert ran.code == 3
     assert ran.err.startswith("jaxmem: internal error: AssertionError: a long story")

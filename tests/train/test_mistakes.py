@@ -93,7 +93,7 @@ def test_a_fault_of_jaxmem_is_no_mistake_of_the_user(monkeypatch):
         raise TypeError("wrong inside")
 
     monkeypatch.setattr(accumulate, "value_and_grad", fail)
-    monkeypatch.setattr("jaxmem.train._mistakes.is_users", lambda path: False)  # `fail` stands for jaxmem's code
+    monkeypatch.setattr("jaxmem._blame.is_users", lambda path: False)  # `fail` stands for jaxmem's code
     with pytest.raises(TypeError, match="wrong inside"):
         make_train_step(work()).lower()
 
