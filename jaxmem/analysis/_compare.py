@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -147,14 +148,14 @@ def compare(
         prepared = {}
         for name in variants:
             tell(name, "tracing")
-            program = unless_refused(name, lambda name=name: traced(name))
+            program = unless_refused(name, functools.partial(traced, name))
             if isinstance(program, Program):
                 check_remat_effect(program)
             if program is not None:
                 prepared[name] = program
         for name, program in prepared.items():
             tell(name, "compiling")
-            row = unless_refused(name, lambda: analyze_variant(program, name=name, target=resolved))  # noqa: B023
+            row = unless_refused(name, functools.partial(analyze_variant, program, name=name, target=resolved))
             rows += [] if row is None else [row]
             tell(name, "done")
     rows = [_borne_out(row, rows) for row in rows]

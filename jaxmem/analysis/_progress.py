@@ -1,5 +1,6 @@
 """What a comparison is at: a line on stderr where that is a terminal, rewritten in place; nothing elsewhere."""
 
+import collections
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
@@ -17,14 +18,13 @@ def on_terminal(count: int) -> Iterator[Progress]:
     >>> with on_terminal(2) as tell:  # no terminal here
     ...     tell("full", "compiling")
     """
-    done: set[tuple[str, str]] = set()
+    begun: collections.Counter[str] = collections.Counter()
     shown = sys.stderr.isatty()
 
     def tell(name: str, stage: str) -> None:
         if shown and stage != "done":
-            number = 1 + sum(other == stage for _, other in done)
-            done.add((name, stage))
-            sys.stderr.write(f"\r\x1b[Kjaxmem: {stage} {name} ({number} of {count}) …")
+            begun[stage] += 1
+            sys.stderr.write(f"\r\x1b[Kjaxmem: {stage} {name} ({begun[stage]} of {count}) …")
             sys.stderr.flush()
 
     try:

@@ -186,6 +186,13 @@ def sharding_of(leaf: Any) -> NamedSharding | None:
     return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
 
 
+def unsharded(leaf: Any) -> Any:
+    """A leaf without its sharding, which would be part of what is traced where the mesh's axes are explicit."""
+    if not isinstance(getattr(leaf, "sharding", None), NamedSharding):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+
+
 def axes_of(spec: PartitionSpec) -> tuple[str, ...]:
     """The mesh axes that a spec names."""
     entries = [entry for entry in spec if entry is not None]

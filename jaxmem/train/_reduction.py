@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 
 from jaxmem import accumulate
 from jaxmem.errors import ConfigError
-from jaxmem.train._layout import Layout, axes_of, sharding_of
+from jaxmem.train._layout import Layout, axes_of, sharding_of, unsharded
 from jaxmem.train._loss import partition
 from jaxmem.workload import path_string
 
@@ -91,7 +91,7 @@ def _independence(step: "TrainStep", shards: int) -> accumulate.Independence:
         batch_axes=step.workload.batch_axes,
     )
     # As a shard sees them: rows that are typed by the axes they lie on cannot be parted.
-    batch = jax.eval_shape(take, jax.tree.map(_whole, step.abstract_batch()))
+    batch = jax.eval_shape(take, jax.tree.map(unsharded, step.abstract_batch()))
     size = next(leaf.shape[axis] for leaf, axis in Layout(workload=step.workload).leaves(batch) if axis is not None)
     if size % shards:
         return accumulate.Independence(verdict="unknown", why=f"{shards} shards do not divide {size} rows")
@@ -107,10 +107,6 @@ def _independence(step: "TrainStep", shards: int) -> accumulate.Independence:
     return accumulate.independent_rows(
         loss, trainable, given, rng=state.rng, state=state.state, batch_axes=axes, parts=shards
     )
-
-
-def _whole(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
 def _fails(step: "TrainStep", rows: Any) -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding
 
 from jaxmem import accumulate, precision, remat
 from jaxmem._miscompilations import Miscompilation, faults_met, without_faults
@@ -20,7 +19,7 @@ from jaxmem.policy import Policy
 from jaxmem.remat.auto import MAX_COMPILES, Decision
 from jaxmem.targets import Target, compile_lowered, on_target, one_device, place, refusing_options, resolve_target
 from jaxmem.train._budget import Tried, decide, fit_step, pose_step
-from jaxmem.train._layout import Layout, sharding_of
+from jaxmem.train._layout import Layout, sharding_of, unsharded
 from jaxmem.train._loss import check_precision, check_widths, configured_loss, merge, partition, state_reductions
 from jaxmem.train._mistakes import blaming, check_state, guarded
 from jaxmem.train._reduction import Reduction, choose_reduction
@@ -325,11 +324,11 @@ class TrainStep:
         """Shapes and dtypes of the state that `init` makes."""
         # The key is abstract too: on the devices of a target nothing can be made.
         rng = jax.eval_shape(lambda: self._rng)
-        return jax.eval_shape(self._init, jax.tree.map(_unsharded, self._given()), rng)
+        return jax.eval_shape(self._init, jax.tree.map(unsharded, self._given()), rng)
 
     def abstract_batch(self) -> Any:
         """Shapes and dtypes of the example batch."""
-        return jax.eval_shape(lambda batch: batch, jax.tree.map(_unsharded, self.workload.batch))
+        return jax.eval_shape(lambda batch: batch, jax.tree.map(unsharded, self.workload.batch))
 
     def abstract_arguments(self) -> tuple[TrainState, Any]:
         """`abstract_state` and `abstract_batch` with the shardings of what the workload was given."""
@@ -476,10 +475,3 @@ def _with_sharding_of(shape: jax.ShapeDtypeStruct, leaf: Any) -> jax.ShapeDtypeS
 
 def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding, weak_type=shape.weak_type)
-
-
-def _unsharded(leaf: Any) -> Any:
-    """A leaf without its sharding, which would be part of what is traced where the mesh's axes are explicit."""
-    if not isinstance(getattr(leaf, "sharding", None), NamedSharding):
-        return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
