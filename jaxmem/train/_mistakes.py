@@ -58,7 +58,7 @@ def blaming(step: "TrainStep", state: Any = None, batch: Any = None) -> Iterator
     """
     try:
         yield
-    except JaxmemError:
+    except (JaxmemError, jax.errors.JaxRuntimeError):  # what fails when it runs, as for lack of memory, took the state
         raise
     except Exception as error:
         if state is not None:

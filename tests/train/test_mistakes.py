@@ -116,6 +116,19 @@ def test_compiler_options_that_xla_does_not_have(options, words):
         train()
 
 
+def test_a_program_that_fails_when_it_runs_stays_what_it_is():
+    """Whether its batch has other rows than the example, and though its state is gone."""
+
+    def fail(state, batch):
+        jax.tree.map(lambda leaf: leaf.delete(), state)
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory allocating 8 bytes")
+
+    step = make_train_step(work())
+    state, step._jitted = step.init(), fail
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+        step(state, {"x": jnp.ones((16, 4))})
+
+
 def test_a_state_that_was_donated_is_named():
     step = make_train_step(work())
     state, batch = step.init(), step.workload.batch
