@@ -100,6 +100,7 @@ def _(step: TrainStep, *args, name: str, target: Target) -> Program:
 
 def _program(step: TrainStep, name: str, target: Target) -> Program:
     policy = step.config.policy
+    made = step.made[1] if step.made is not None and step.made[0] == target else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RematWarning)  # they are notes of the report
         traced, target, seen = step.trace_for(target)
@@ -141,7 +142,7 @@ def _program(step: TrainStep, name: str, target: Target) -> Program:
         kind_of=_KIND_OF,
         saved_names=lambda: _saved_names(step),
         notes=(*notes, *seen),
-        made=step.made[1] if step.made is not None and step.made[0] == target else None,
+        made=made,
     )
 
 

@@ -159,56 +159,58 @@ class _Compiler:
         self.step, self.limit_bytes, self.target, self.tried = step, limit_bytes, target, tried
         self.peaks, self.remembers = Peaks.on_disk(), True
         self.made: dict = {}
+        self.programs: dict[tuple, tuple[TrainStep, str]] = {}
         self.compiles = 0
         self.refusal: Exception | None = None
 
     def measure(self, assignment: Assignment) -> Measured:
         """The peak of a choice, remembered or compiled."""
-        chosen = self._chosen(assignment)
-        key = _content(chosen, self.target)
-        own = self.peaks.own(key)
-        found = own or (self.peaks.get(key) if self.remembers else None)
-        if found is None:
-            measured = self.compiled(assignment)
-        else:
-            measured = Measured(**found._asdict(), fresh=False, confirmed=own is not None)
+        measured = self._measured(assignment, anew=False)
         self.tried.trials.append(measured.trial(assignment))
         return measured
 
-    def compiled(self, assignment: Assignment) -> Measured:
-        """The peak of a choice as it is compiled now; over every budget where JAX or the compiler refuses it."""
+    def _measured(self, assignment: Assignment, *, anew: bool) -> Measured:
+        """The peak of a choice, compiled `anew` or not; over every budget where JAX or the compiler refuses it."""
         from jaxmem.train._analysis import peak_of  # which knows steps
 
-        _logger.info(
-            "a budget of %s on %s: %s", format_bytes(self.limit_bytes), self.target.name, _so_far(self.tried.trials)
-        )
-        self.compiles += 1
-        chosen = self._chosen(assignment)
         try:
             with whole_tracebacks():
+                chosen, key = self._program(assignment)
+                own = self.peaks.own(key)
+                found = own or (self.peaks.get(key) if self.remembers else None)
+                if found is not None and not anew:
+                    return Measured(**found._asdict(), fresh=False, confirmed=own is not None)
+                so_far = _so_far(self.tried.trials)
+                _logger.info("a budget of %s on %s: %s", format_bytes(self.limit_bytes), self.target.name, so_far)
+                self.compiles += 1
                 peak, self.made[_same(assignment)] = peak_of(chosen, self.target)
         except Exception as error:
             if is_own_fault(error) or isinstance(error, JaxmemError):
                 raise
             self.refusal = error
             return Measured(peak_bytes=REFUSED)
-        self.peaks.put(_content(chosen, self.target), peak)
+        self.peaks.put(key, peak)
         return Measured(**peak._asdict())
+
+    def _program(self, assignment: Assignment) -> "tuple[TrainStep, str]":
+        """The step of a choice and the content of its program, which take a trace: found once."""
+        at = _same(assignment)
+        if at not in self.programs:
+            chosen = self.step.with_decision(Decision(problem=self.tried.problem, assignment=assignment))
+            self.programs[at] = chosen, _content(chosen, self.target)
+        return self.programs[at]
 
     def confirms(self, trial: Trial) -> bool:
         """Whether a compile says what is known of a choice; if not, nothing that was only remembered is known."""
         if trial.confirmed:
             return True
-        measured = self.compiled(trial.assignment)
+        measured = self._measured(trial.assignment, anew=True)
         confirmed = (measured.peak_bytes, measured.seconds) == (trial.peak_bytes, trial.seconds)
         same = [t for t in self.tried.trials if _same(t.assignment) == _same(trial.assignment)]
         self.tried.trials[:] = [t for t in self.tried.trials if t not in same and (confirmed or t.confirmed)]
         self.tried.trials.append(measured.trial(trial.assignment))
         self.remembers &= confirmed
         return confirmed
-
-    def _chosen(self, assignment: Assignment) -> "TrainStep":
-        return self.step.with_decision(Decision(problem=self.tried.problem, assignment=assignment))
 
 
 def _same(assignment: Assignment) -> tuple:
