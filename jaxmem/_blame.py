@@ -59,14 +59,10 @@ def _package(path: str) -> str:
 @contextlib.contextmanager
 def whole_tracebacks() -> Iterator[None]:
     """Tracebacks keep JAX's own frames meanwhile: without them, what JAX raises seems to come from its caller."""
-    import jax  # the command line, which asks whose fault an error is, sets its environment first
+    from jaxmem import _compat  # imports JAX: the command line, which asks whose fault an error is, sets its own first
 
-    before = getattr(jax.config, "jax_traceback_filtering")  # noqa: B009  an option is no declared attribute
-    jax.config.update("jax_traceback_filtering", "off")
-    try:
+    with _compat.whole_tracebacks():
         yield
-    finally:
-        jax.config.update("jax_traceback_filtering", before)
 
 
 def reason(error: BaseException) -> str:

@@ -57,6 +57,16 @@ def _inside(change: Callable, param: Any) -> Any:
     return param
 
 
+def whole_tracebacks() -> contextlib.AbstractContextManager:
+    """Within it, and in this thread only, JAX keeps its own frames in tracebacks.
+
+    `jax.config.update` is for all threads; the option's own context is `jax._src.config.traceback_filtering`.
+    """
+    from jax._src import config
+
+    return config.traceback_filtering("off")
+
+
 def name_stack(eqn: jex.JaxprEqn) -> str:
     """The scopes under which an equation was traced, as "GPT/Block_0/vmap(attention)".
 

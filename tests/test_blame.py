@@ -1,8 +1,12 @@
 """Whose fault an exception is, told from where it was raised."""
 
+import concurrent.futures
+import traceback
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxmem import objective
 from jaxmem._blame import is_jax_refusal, is_own_fault, reason, whole_tracebacks
@@ -10,9 +14,13 @@ from jaxmem.errors import BudgetInfeasible, ConfigError
 
 
 def raised(fn) -> Exception:
+    with whole_tracebacks():
+        return raised_anyhow(fn)
+
+
+def raised_anyhow(fn) -> Exception:
     try:
-        with whole_tracebacks():
-            fn()
+        fn()
     except Exception as error:
         return error
     raise AssertionError("nothing was raised")
@@ -47,6 +55,14 @@ def test_the_users_code_is_the_users():
     assert not is_own_fault(error) and not is_jax_refusal(error)
 
 
+@pytest.fixture
+def filtered():
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "quiet_remove_frames")
+    yield
+    jax.config.update("jax_traceback_filtering", before)
+
+
 def test_reasons_are_one_bounded_paragraph():
     assert reason(KeyError("x")) == "refused. KeyError: 'x'"
     assert reason(ConfigError(wanted="a", got="b", do="c.")) == "refused. Wanted a; got b. c."
@@ -54,7 +70,11 @@ def test_reasons_are_one_bounded_paragraph():
     assert len(reason(ValueError("long\n " * 5000))) < 1300
 
 
-def test_tracebacks_are_as_before_afterwards():
-    before = jax.config.jax_traceback_filtering
-    raised(refused_by_jax)
-    assert jax.config.jax_traceback_filtering == before
+def test_tracebacks_are_as_before_afterwards_and_in_other_threads(filtered):
+    frames = lambda error: len(traceback.extract_tb(error.__traceback__))  # noqa: E731
+    few = frames(raised_anyhow(refused_by_jax))
+    with whole_tracebacks(), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        there = pool.submit(raised_anyhow, refused_by_jax).result()
+        here = raised_anyhow(refused_by_jax)
+    assert frames(there) <= few < frames(here)
+    assert frames(raised_anyhow(refused_by_jax)) == few

@@ -359,3 +359,11 @@ def test_a_scan_takes_none_for_what_it_stacks_from_jax_0_12_on():
 def test_a_scan_takes_zeros_for_what_it_stacks():
     want = jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(x))))(1.0)
     assert jnp.allclose(_stacked_is_not_used(_compat.with_cotangent), want)
+
+
+def test_tracebacks_of_one_thread_are_whole():
+    """When this fails, JAX has a public context for it, and `whole_tracebacks` can go."""
+    with _compat.whole_tracebacks(), pytest.raises(TypeError) as caught:
+        jnp.dot(jnp.ones(2), jnp.ones(3))
+    assert any("dot_general" in frame.name for frame in caught.traceback)
+    assert not hasattr(jax, "traceback_filtering")

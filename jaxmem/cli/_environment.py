@@ -46,9 +46,10 @@ def apply_defaults(environment: MutableMapping[str, str] = os.environ):
     environment.update(added)
     _applied.update(added)
     jax = sys.modules.get("jax")
-    if jax is not None and "JAX_PLATFORMS" in added:
-        # JAX read its environment when it was imported; this has no effect on a backend that is up.
-        jax.config.update("jax_platforms", added["JAX_PLATFORMS"])
+    for name in ("JAX_PLATFORMS", "JAX_TRACEBACK_FILTERING"):
+        if jax is not None and name in added:
+            # JAX read its environment when it was imported; this has no effect on a backend that is up.
+            jax.config.update(name.lower(), added[name])
 
 
 def applied_defaults() -> dict[str, str]:
