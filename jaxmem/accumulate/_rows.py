@@ -141,7 +141,8 @@ class Follower:
     def _run(self, one, other, given: list[Value]) -> list[Value]:
         (jaxpr, consts), (their_jaxpr, theirs) = one, other
         (eqns, outs), (twins, their_outs) = _placed_anyhow(jaxpr), _placed_anyhow(their_jaxpr)
-        alike = [eqn.primitive.name for eqn, _ in eqns] == [twin.primitive.name for twin, _ in twins]
+        alike = [_form(*eqn) for eqn in eqns] == [_form(*twin) for twin in twins]
+        alike &= len(jaxpr.invars) == len(their_jaxpr.invars) and len(outs) == len(their_outs)
         if not alike or not len(consts) == len(theirs) == len(jaxpr.constvars):
             return [unknown("a program that depends on the number of rows")] * len(jaxpr.outvars)
         known: dict = {}  # of both programs' variables
@@ -246,6 +247,10 @@ class Follower:
 
 
 _KEEPS_LARGEST = frozenset("convert_element_type copy reshape squeeze broadcast_in_dim reduce_max".split())
+
+
+def _form(eqn: Any, atoms: list) -> tuple:
+    return eqn.primitive.name, len(atoms), len(eqn.outvars)
 
 
 def _keeps_order(eqn: Any) -> bool:

@@ -38,8 +38,13 @@ def guarded(optimizer: Any) -> optax.GradientTransformationExtraArgs:
             "One that calls the loss by itself, such as optax.lbfgs, cannot be used: micro-batches need the gradients.",
         ):
             new, after = inner.update(updates, state, params, **extra)
-        _same_as("updates", updates, new, "the trainable parameters")
-        _same_as("state", state, after, "the state before")
+        different = _difference(updates, new, "updates", dtypes=False)  # its state may grow, as optax.monitor's does
+        if different:
+            raise WorkloadError(
+                wanted="an optimizer whose update returns updates with the structure and shapes of the parameters",
+                got=different,
+                do="Return (updates, state), the updates as they came.",
+            )
         return new, after
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -89,9 +94,13 @@ def check_state(step: "TrainStep", state: Any, error: BaseException | None = Non
         raise StateError(
             wanted="a TrainState, as step.init() makes it", got=f"a {type(state).__name__}", do="Call step.init()."
         ) from error
-    # What a missing loss scale means is said where it is used.
-    own, given = (dataclasses.replace(tree, loss_scale=None) for tree in (step.abstract_state(), state))
-    different = _difference(own, given, "state", dtypes=False)
+    own = step.abstract_state()
+    # What a missing loss scale means is said where it is used; an optimizer's state may grow, as optax.monitor's does.
+    rest = {"loss_scale": None, "opt_state": None}
+    wanted, given = (dataclasses.replace(tree, **rest) for tree in (own, state))
+    different = _difference(wanted, given, "state", dtypes=False) or _difference(
+        own.opt_state, state.opt_state, "state/opt_state", dtypes=False, more=True
+    )
     if different:
         raise StateError(
             wanted="a state of this step's workload and config",
@@ -156,18 +165,8 @@ def _described(error: BaseException) -> str:
     return f"{named(error, 400).rstrip('.')}{where}"
 
 
-def _same_as(name: str, wanted: Any, got: Any, what: str) -> None:
-    different = _difference(wanted, got, name, dtypes=False)
-    if different:
-        raise WorkloadError(
-            wanted=f"an optimizer whose update returns {name} with the structure and shapes of {what}",
-            got=different,
-            do="Return (updates, state), each as it came.",
-        )
-
-
-def _difference(wanted: Any, got: Any, root: str, *, dtypes: bool) -> str:
-    """The first leaf in which two trees differ, in words; empty if they do not."""
+def _difference(wanted: Any, got: Any, root: str, *, dtypes: bool, more: bool = False) -> str:
+    """The first leaf in which two trees differ, in words; empty if they do not, or if `got` only has `more`."""
     wanted, got = (
         {path_string(path, root=root): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
         for tree in (wanted, got)
@@ -175,6 +174,8 @@ def _difference(wanted: Any, got: Any, root: str, *, dtypes: bool) -> str:
     for path in [*wanted, *got]:
         if path not in got:
             return f"no {path}"
+        if path not in wanted and more:
+            continue
         if path not in wanted:
             return f"{path}, which should not be there"
         shapes = [jnp.shape(leaf) for leaf in (wanted[path], got[path])]
