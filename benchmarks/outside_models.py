@@ -88,7 +88,8 @@ def compared(trial: Trial) -> dict[str, dict]:
         try:
             step = make_train_step(workload, config)
             state, _ = step(jax.tree.map(jnp.copy, start), workload.batch)  # donated
-            found["errors"][name] = error(wanted[config.accumulation_steps], (state.opt_state, state.state))
+            pairs = zip(wanted[config.accumulation_steps], (state.opt_state, state.state), strict=True)
+            found["errors"][name] = max(error(want, got) for want, got in pairs)
         except (BudgetInfeasible, RematWithoutEffect) as refusal:
             found["refused"][name] = str(refusal)
         except JaxmemError as failure:
@@ -117,18 +118,21 @@ def keep_gradients() -> optax.GradientTransformation:
 def error(want, got) -> float:
     """The largest relative L2 distance of two trees' leaves; infinite where numbers are not finite.
 
-    Leaves less than 1e-5 as large as the largest are rounding errors themselves, such as the gradient of a bias before
-    a batch norm, which is zero: their distance is taken as a share of the largest.
+    Keys and integers are equal or infinitely apart. Leaves less than 1e-5 as large as the largest are rounding errors
+    themselves, such as the gradient of a bias before a batch norm, which is zero: their distance is taken as a share of
+    the largest.
 
-    >>> error([np.array([3.0, 4.0])], [np.array([3.0, 4.5])])
-    0.1
+    >>> error([np.array([3.0, 4.0])], [np.array([3.0, 4.5])]), error([np.array(7)], [np.array(8)])
+    (0.1, inf)
     """
 
     def numbers(leaf):
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(leaf) if is_key else leaf, np.complex128)
+        return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
 
     pairs = [(numbers(a), numbers(b)) for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True)]
+    if not all(np.array_equal(a, b) for a, b in pairs if not np.issubdtype(a.dtype, np.inexact)):
+        return float("inf")
+    pairs = [(a.astype(complex), b.astype(complex)) for a, b in pairs if np.issubdtype(a.dtype, np.inexact)]
     norms = [float(np.linalg.norm(a)) for a, _ in pairs]
     largest = max(norms, default=0.0) or 1.0
     shares = [norm if norm > 1e-5 * largest else largest for norm in norms]
