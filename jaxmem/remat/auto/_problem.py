@@ -116,11 +116,12 @@ class Problem:
     def outside(self) -> tuple[Residual, ...]:
         """What is kept outside of blocks, value by value: what differentiation keeps where blocks keep nothing.
 
-        Of the whole batch, on all devices together.
+        On each device, as if all of it were divided among them.
         """
         fn = self.program.apply(keeping_nothing)
         given, rest = self.program.split()
-        return residuals(lambda g, r: fn(*self.program.joined(g, r)), given, rest, argnums=0).rows
+        rows = residuals(lambda g, r: fn(*self.program.joined(g, r)), given, rest, argnums=0).rows
+        return tuple(dataclasses.replace(row, size_bytes=-(-row.size_bytes // self.shards)) for row in rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -81,7 +81,7 @@ class Solution:
       more_buys_seconds: recompute seconds that one more GiB would save.
       peak_bytes: of the step, as compiled; None where nothing was.
       promise: the strength of the budget's promise, "compiled" for a peak, else "modelled".
-      outside: what is kept outside of blocks, whatever is chosen, the largest first; of the whole batch.
+      outside: what is kept outside of blocks, whatever is chosen, the largest first; bytes on each device.
     """
 
     values: tuple[SolvedValue, ...]
@@ -175,7 +175,7 @@ def in_the_way(problem: Problem, assignment: Assignment) -> str:
     """The largest values that an assignment keeps, in blocks and outside, as "a, b and c"; modelled."""
     inside = describe(problem, assignment, budget_bytes=None, more=None, peak_bytes=None).values
     rows = [(v.size_bytes, v.op, f"{v.layer} × {v.layers}", v.source) for v in inside if v.fate == "keep"]
-    rows += [(r.size_bytes // problem.shards, r.op, "outside of blocks", r.source) for r in problem.outside]
+    rows += [(r.size_bytes, r.op, "outside of blocks", r.source) for r in problem.outside]
     texts = [
         f"{format_bytes(size)} {'input' if op == 'argument' else op} ({where}{', ' if source else ''}{source})"
         for size, op, where, source in sorted(rows, key=lambda row: -row[0])[:_NAMED]

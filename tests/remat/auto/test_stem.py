@@ -82,6 +82,8 @@ def test_what_is_in_no_block_is_listed_and_named():
     params, x = jnp.ones((4, 64, 64)), jnp.ones(64)
     (outside,) = remat.auto(loss, 0.5).solve(params, x).outside
     assert (outside.op, outside.size_bytes) == ("cos", 64 * 4) and "test_stem.py:" in outside.source
+    (shared,) = pose_call(loss, (params, x), {}, Rates.of(None), shards=4).outside
+    assert shared.size_bytes == 64  # one device's, as those of blocks are
     for budget in (100, 0.001):
         with pytest.raises(BudgetInfeasible) as refused:
             remat.auto(loss, budget).solve(params, x)
