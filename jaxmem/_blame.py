@@ -1,12 +1,10 @@
 """Whose fault an exception is: jaxmem's own, or that of what it was given to trace and compile."""
 
 import contextlib
-import os
-import sysconfig
 import traceback
 from collections.abc import Iterator
 
-from jaxmem._source import is_own, is_users
+from jaxmem._source import is_own, is_python, is_users, package_of
 from jaxmem.errors import BudgetInfeasible, DoesNotFitError, JaxmemError
 
 _TOOLS = ("numpy", "scipy")  # what fails by the arguments it is given: whoever called it is to blame
@@ -30,7 +28,7 @@ def is_own_fault(error: BaseException) -> bool:
 
 def is_jax_refusal(error: BaseException) -> bool:
     """Whether JAX, or a compiler that it called, raised it; told as by `is_own_fault`."""
-    return _package(_raised_in(error)) in ("jax", "jaxlib")
+    return package_of(_raised_in(error)) in ("jax", "jaxlib")
 
 
 def users_frame(error: BaseException) -> traceback.FrameSummary | None:
@@ -46,14 +44,8 @@ def _raised_in(error: BaseException) -> str:
 
 
 def _is_tool(path: str) -> bool:
-    in_stdlib = path.startswith(sysconfig.get_path("stdlib") + os.sep) and not _package(path)
-    return in_stdlib or path.startswith("<frozen ") or _package(path) in _TOOLS
-
-
-def _package(path: str) -> str:
-    """The installed package that a file is of; "" for others."""
-    _, installed, rest = path.rpartition(f"-packages{os.sep}")  # site-packages, dist-packages
-    return rest.split(os.sep)[0] if installed else ""
+    package = package_of(path)
+    return package in _TOOLS or path.startswith("<frozen ") or (not package and is_python(path))
 
 
 @contextlib.contextmanager

@@ -34,13 +34,30 @@ def is_library(path: str) -> bool:
     """
     if is_own(path) or path.startswith(_NO_FILES):
         return True
+    package = package_of(path)
+    return package in _LIBRARIES if package else is_python(path)
+
+
+@functools.lru_cache(maxsize=4096)
+def package_of(path: str) -> str:
+    """The package that a file is of, installed here or elsewhere, or a library from a checkout; "" for others.
+
+    >>> import jax
+    >>> package_of(jax.__file__), package_of("/env/lib/python3.9/site-packages/zoo/net.py"), package_of("/home/me/a.py")
+    ('jax', 'zoo', '')
+    """
     plain = path.replace("\\", "/")
     for root in ("purelib", "platlib"):
         if path.startswith(sysconfig.get_path(root) + os.sep):
-            return plain[len(sysconfig.get_path(root)) + 1 :].split("/")[0] in _LIBRARIES
+            return plain[len(sysconfig.get_path(root)) + 1 :].split("/")[0]
     if found := _INSTALLED.match(plain):
-        return plain[found.end() :].split("/")[0] in _LIBRARIES
-    return bool(_PYTHON.search(plain)) or path.startswith((sysconfig.get_path("stdlib") + os.sep, *_roots()))
+        return plain[found.end() :].split("/")[0]
+    return next((name for name, place in _checkouts() if path.startswith(place)), "")
+
+
+def is_python(path: str) -> bool:
+    """Whether a file that is of no package is Python's own."""
+    return bool(_PYTHON.search(path.replace("\\", "/"))) or path.startswith(sysconfig.get_path("stdlib") + os.sep)
 
 
 def source_line(*equations: "JaxprEqn") -> str:
@@ -66,10 +83,7 @@ def source_line(*equations: "JaxprEqn") -> str:
 
 def is_users(path: str) -> bool:
     """Whether a file belongs neither to jaxmem, nor an installed package, nor Python: it is the user's own."""
-    if path.startswith("<"):
-        return False
-    roots = [os.path.dirname(_PACKAGE), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))]
-    return not any(os.path.realpath(path).startswith(os.path.realpath(root) + os.sep) for root in roots)
+    return not (path.startswith("<") or is_own(path) or package_of(path) or is_python(path))
 
 
 def is_own(path: str) -> bool:
@@ -78,7 +92,8 @@ def is_own(path: str) -> bool:
 
 
 @functools.cache
-def _roots() -> tuple[str, ...]:
-    """Where the libraries of this machine lie, installed from a checkout too."""
+def _checkouts() -> tuple[tuple[str, str], ...]:
+    """The libraries of this machine and where they lie, installed from a checkout too."""
     specs = [importlib.util.find_spec(name) for name in sorted(_LIBRARIES)]
-    return tuple(place + os.sep for spec in specs if spec for place in spec.submodule_search_locations or ())
+    places = [(spec.name, spec.submodule_search_locations or ()) for spec in specs if spec]
+    return tuple((name, place + os.sep) for name, found in places for place in found)
