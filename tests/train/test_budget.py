@@ -253,3 +253,22 @@ def test_full_says_what_it_leaves_outside_of_blocks(loss):
 class _Unmarked:
     def block(self, fn, **_):
         return fn
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_full_stays_within_is_no_refusal(steps):
+    """Where to run again what follows the last block takes more than to keep it, it is kept."""
+
+    def loss(params, x):
+        def block(h, w):
+            return h + jax.nn.gelu(h @ w[0]) @ w[1], None
+
+        h, _ = jax.lax.scan(block, x, params["layers"])
+        return jax.nn.logsumexp(jax.nn.gelu(jnp.sin(h @ params["head"])), -1).mean()
+
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)  # noqa: E731
+    params = {"layers": (shape(6, 64, 256), shape(6, 256, 64)), "head": shape(64, 2000)}
+    work = Workload(loss, params, shape(512, 64), optax.adam(1e-3))
+    full = make_train_step(work, MemoryConfig(accumulation_steps=steps, remat="full"), target="cpu").report()
+    config = MemoryConfig(accumulation_steps=steps, remat=f"auto:{full.peak_bytes}B")
+    assert make_train_step(work, config, target="cpu").report().peak_bytes <= full.peak_bytes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jaxmem._units import format_apart
 from jaxmem.errors import BudgetInfeasible
-from jaxmem.remat.auto._assign import Assignment, assign, plain, within
+from jaxmem.remat.auto._assign import Assignment, assign, plain, smallest, within
 from jaxmem.remat.auto._nested import nested
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._standard import repriced, standard
@@ -92,6 +92,12 @@ class Search:
     def standard(self) -> dict[str, Assignment]:
         return standard(self.problem, objective=self.objective)
 
+    @property
+    def untried(self) -> list[Assignment]:
+        """Of what may need the least, what is not known: to run what follows the last block again may take more."""
+        leasts = smallest(self.problem, objective=self.objective), self.standard["full"]
+        return [each for each in leasts if self.known(each) is None]
+
     @functools.cached_property
     def cheapest(self) -> float:
         """What no budget buys less than."""
@@ -135,7 +141,7 @@ class Search:
 
     def by_size(self, room: float) -> None:
         """The cheapest by the model, ever closer to the budget."""
-        least, ceiling = self.standard["full"], float("inf")
+        least, ceiling = smallest(self.problem, objective=self.objective), float("inf")
         while self.attempts < self.max_compiles:
             if self.trials:
                 room = min(self.corrected(), ceiling)
@@ -146,9 +152,9 @@ class Search:
                     break
                 ceiling = trial.assignment.total_bytes - _MARGIN * self.budget_bytes
                 continue
-            # The last compile is for what needs the least.
-            last = self.attempts == self.max_compiles - 1 and not self.fitting and self.known(least) is None
-            trial = self.attempt(least if last else found or least)
+            # The last compiles are for what needs the least.
+            left, leasts = self.max_compiles - self.attempts, [] if self.fitting else self.untried
+            trial = self.attempt(leasts[-left] if 0 < left <= len(leasts) else found or least)
             if self.budget_bytes < trial.peak_bytes <= _NEAR * self.budget_bytes:
                 trial = self.rival(trial) or trial
             if trial.peak_bytes > self.budget_bytes:

@@ -9,7 +9,7 @@ from jaxmem.remat.auto._solution import in_the_way
 
 
 def within_share(problem: Problem, share: float, *, objective: str = "seconds", offload: bool = False) -> Assignment:
-    """The cheapest choices that keep at most a share of the plain function's residuals; for 0, full rematerialisation.
+    """The cheapest choices that keep at most a share of the plain function's residuals; for 0, the least there is.
 
     Raises:
       BudgetInfeasible: the inputs of blocks, and what is kept outside of them, are more than the share.

@@ -4,21 +4,26 @@ import dataclasses
 
 import numpy as np
 
-from jaxmem.remat.auto._assign import Assignment, assigned, uniform
+from jaxmem.remat.auto._assign import Assignment, assigned
 from jaxmem.remat.auto._candidates import Candidates, Choice
 from jaxmem.remat.auto._nested import in_segments
 from jaxmem.remat.auto._problem import Problem
 
 
 def standard(problem: Problem, *, objective: str = "seconds") -> dict[str, Assignment]:
-    """By the policy's name: "full", "dots_no_batch", "dots", "none"."""
+    """By the policy's name: "full", "dots_no_batch", "dots", "none"; they leave what comes after the last block alone."""
     kinds = {
         "full": lambda c: c.least,
         "dots_no_batch": lambda c: _products(c, batched=False),
         "dots": lambda c: _products(c, batched=True),
         "none": lambda c: c.plain,
     }
-    return {name: uniform(problem, kind, objective=objective) for name, kind in kinds.items()}
+
+    def chosen(kind) -> Assignment:
+        choices = [g.candidates.plain if g.last else kind(g.candidates) for g in problem.groups]
+        return assigned(problem, {name: choices[at] for name, at in problem.group_of.items()}, objective=objective)
+
+    return {name: chosen(kind) for name, kind in kinds.items()}
 
 
 def repriced(problem: Problem, assignment: Assignment, *, objective: str) -> Assignment:
