@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -99,11 +99,16 @@ class Workload:
                     got=f"{type(getattr(self, name)).__name__}",
                     do=f"Leave {name} out.",
                 )
+        if is_creator(self.trainable):
+            check_call(self.trainable, "trainable to be called as trainable(path, leaf)", 2)
+        if callable(self.data) and not hasattr(self.data, "__iter__"):
+            check_call(self.data, "data to be called as data(window_index)", 1)
         if self.rng is not None:
             check_key(self.rng)
         for name in ("params", "batch", "state"):
             tree = getattr(self, name)
             if name != "batch" and is_creator(tree):
+                check_call(tree, f"a function of a key that makes {name}, called as {name}(key)", 1)
                 continue
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
                 if not is_array_like(leaf):
@@ -245,16 +250,22 @@ def check_loss(loss_fn: Callable, form: str, keywords: tuple[str, ...] = ("rng",
     """WorkloadError unless a loss can be called as `form` says, with some of `keywords`."""
     if not callable(loss_fn):
         raise WorkloadError(wanted=f"a loss {form}", got=f"a {type(loss_fn).__name__}", do="Pass a function.")
+    wanted = f"a loss that can be called as {form}, and may declare {', '.join(keywords)}"
+    check_call(loss_fn, wanted, 2, lambda: [name for name in keywords if declares(loss_fn, name)])
+
+
+def check_call(fn: Callable, wanted: str, count: int, keywords: Callable[[], Sequence[str]] = tuple) -> None:
+    """WorkloadError unless a function takes `count` arguments and some keywords; one without a signature passes."""
     try:
-        signature = inspect.signature(loss_fn)
-    except ValueError:  # a builtin without one
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # such as some builtins
         return
     try:
-        signature.bind(None, None, **{name: None for name in keywords if declares(loss_fn, name)})
+        signature.bind(*[None] * count, **dict.fromkeys(keywords()))
     except TypeError as error:
         raise WorkloadError(
-            wanted=f"a loss that can be called as {form}, and may declare {', '.join(keywords)}",
-            got=f"{getattr(loss_fn, '__name__', type(loss_fn).__name__)}{signature} ({error})",
+            wanted=wanted,
+            got=f"{getattr(fn, '__name__', type(fn).__name__)}{signature} ({error})",
             do="Bind other arguments with functools.partial.",
         ) from error
 
@@ -303,7 +314,7 @@ def select_paths(tree, selection) -> Any:
                 wanted="trainable to be a regular expression", got=f"{selection!r} ({error})", do="Correct it."
             ) from None
         return jax.tree_util.tree_map_with_path(lambda p, _: bool(pattern.search(path_string(p))), tree)
-    if callable(selection):
+    if is_creator(selection):  # an Equinox module of bools may be callable too
         return jax.tree_util.tree_map_with_path(lambda p, leaf: bool(selection(path_string(p), leaf)), tree)
     try:
         chosen = jax.tree.broadcast(selection, tree)

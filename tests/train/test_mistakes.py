@@ -80,6 +80,19 @@ def test_a_loss_that_cannot_be_called_is_refused(wrong, got):
         work(wrong)
 
 
+@pytest.mark.parametrize(
+    "fields, form",
+    [
+        ({"trainable": lambda path: True}, r"trainable\(path, leaf\)"),
+        ({"state": lambda: {"n": 0}}, r"state\(key\)"),
+        ({"data": lambda: {"x": jnp.ones((8, 4))}}, r"data\(window_index\)"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused(fields, form):
+    with pytest.raises(WorkloadError, match=rf"{form}; got <lambda>.*functools.partial"):
+        work(**fields)
+
+
 def test_a_loss_that_jax_alone_refuses_is_the_users():
     def dynamic(params, batch):
         return jax.lax.while_loop(lambda x: jnp.sum(x) < 0, lambda x: x * 2, params["w"]).sum()

@@ -11,7 +11,7 @@ from jaxmem.remat.auto._problem import Problem
 
 
 def standard(problem: Problem, *, objective: str = "seconds") -> dict[str, Assignment]:
-    """By the policy's name: "full", "dots_no_batch", "dots", "none"; they leave what comes after the last block alone."""
+    """By the name: "full", "dots_no_batch", "dots", "none". They leave what comes after the last block alone."""
     kinds = {
         "full": lambda c: c.least,
         "dots_no_batch": lambda c: _products(c, batched=False),
