@@ -34,7 +34,8 @@ class Layout:
 
     @classmethod
     def of(cls, workload: Workload, mesh: Any) -> "Layout":
-        """
+        """That of a step made for a mesh, or for none.
+
         Raises:
           ConfigError: a mesh that is none; MeshError: one that lacks axes of the workload's arrays, or several of them.
         """
