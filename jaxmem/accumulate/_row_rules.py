@@ -240,7 +240,7 @@ def _reduce(eqn, twin, values):
             return SUM
         return _without(value, axes).with_(degree=0 if value.zero else value.degree + len(others))
     if over_rows:
-        return mixed(f"{name} over rows").with_(kind="largest" if name == "reduce_max" else "mixed")
+        return mixed(f"{name} over rows").with_(kind="largest" if name in ("reduce_max", "reduce_or") else "mixed")
     if value.kind == "sum":
         return unknown(f"{name} of a sum over rows", of_sum=True)
     if value.degree or (others and name == "reduce_prod"):

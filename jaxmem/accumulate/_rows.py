@@ -246,7 +246,7 @@ class Follower:
         return [either(list(outs), "a conditional") for outs in zip(*found, strict=True)]
 
 
-_KEEPS_LARGEST = frozenset("convert_element_type copy reshape squeeze broadcast_in_dim reduce_max".split())
+_KEEPS_LARGEST = frozenset("convert_element_type copy reshape squeeze slice broadcast_in_dim reduce_max".split())
 
 
 def _form(eqn: Any, atoms: list) -> tuple:

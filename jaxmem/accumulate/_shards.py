@@ -216,7 +216,8 @@ def axis_names(value: Any) -> tuple[str, ...]:
 def _example_axes(sharding: NamedSharding, batch_axes: Any) -> tuple[str, ...]:
     """Names of the mesh axes that the rows are sharded over."""
     sharded = [axis for axis, entry in enumerate(sharding.spec) if entry is not None]
-    axis = batch_axes if isinstance(batch_axes, int) else sharded[0] if len(sharded) == 1 else None
+    counted = isinstance(batch_axes, int) and batch_axes >= 0  # from the end only where the rank is known
+    axis = batch_axes if counted else sharded[0] if len(sharded) == 1 else None
     if axis not in sharded:
         raise ConfigError(
             wanted="data_sharding to shard the batch along its example axis",

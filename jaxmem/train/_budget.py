@@ -233,7 +233,8 @@ def _said(
     wanted = error.wanted
     if limit_bytes == target.memory_bytes:
         wanted += f", all that a device of {target.name} has"
-    got = f"{error.got}, on {target.name}{known}; the largest that it keeps are {in_the_way(problem, least)}"
+    values = in_the_way(problem, least)
+    got = f"{error.got}, on {target.name}{known}" + (f"; the largest that it keeps are {values}" if values else "")
     return BudgetInfeasible(wanted=wanted, got=got, do=error.do + hint)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
-from jaxmem._blame import named, users_frame
+from jaxmem._blame import is_own_fault, named, users_frame
 from jaxmem.errors import BatchError, JaxmemError, StateError, WorkloadError
 from jaxmem.objective import LossOutput, Objective
 from jaxmem.train._loss import merge, partition
@@ -37,7 +37,14 @@ def guarded(optimizer: Any) -> optax.GradientTransformationExtraArgs:
             "an optimizer whose update takes (gradients, state, params, value=loss)",
             "One that calls the loss by itself, such as optax.lbfgs, cannot be used: micro-batches need the gradients.",
         ):
-            new, after = inner.update(updates, state, params, **extra)
+            made = inner.update(updates, state, params, **extra)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise WorkloadError(
+                wanted="an optimizer whose update returns (updates, state)",
+                got=f"a {type(made).__name__}",
+                do="Return both.",
+            )
+        new, after = made
         different = _difference(updates, new, "updates", dtypes=False)  # its state may grow, as optax.monitor's does
         if different:
             raise WorkloadError(
@@ -63,7 +70,7 @@ def blaming(step: "TrainStep", state: Any = None, batch: Any = None) -> Iterator
     """
     try:
         yield
-    except (JaxmemError, jax.errors.JaxRuntimeError):  # what fails when it runs, as for lack of memory, took the state
+    except (JaxmemError, jax.errors.JaxRuntimeError, FloatingPointError):  # what fails when it runs took the state
         raise
     except Exception as error:
         if state is not None:
@@ -152,9 +159,9 @@ def _check_loss(step: "TrainStep", error: BaseException) -> None:
 def _blamed(wanted: str, do: str) -> Iterator[None]:
     try:
         yield
-    except JaxmemError:
-        raise
     except Exception as error:
+        if isinstance(error, JaxmemError) or is_own_fault(error):  # such as of multi_steps
+            raise
         raise WorkloadError(wanted=wanted, got=_described(error), do=do) from error
 
 

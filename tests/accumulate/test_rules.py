@@ -119,6 +119,8 @@ METRICS = {
     "rows": (lambda w, x: Sum(len(x)), "yes"),
     "largest": (lambda w, x: Max(jnp.abs(x @ w).max()), "yes"),
     "largest, counted": (lambda w, x: Max((x > 9).max().astype(jnp.int32)), "yes"),
+    "any": (lambda w, x: Max((x > 1).any()), "yes"),
+    "largest of some": (lambda w, x: Max(jnp.abs(x @ w).max(0)[:2]), "yes"),
     "largest, wrapped": (lambda w, x: Max((x * 200).max().astype(jnp.int32).astype(jnp.uint8)), "no"),
     "rate": (lambda w, x: Last(0.1), "yes"),
     "norm": (lambda w, x: Last(jnp.linalg.norm(w)), "yes"),
