@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 _LIBRARIES = frozenset(
-    "jax jaxlib flax optax orbax chex numpy jaxmem equinox haiku einops opt_einsum jaxtyping beartype typeguard".split()
+    "jax jaxlib flax optax orbax chex numpy jaxmem equinox haiku einops opt_einsum jaxtyping beartype typeguard"
+    # and what calls a user's code
+    " click typer pytest _pytest pluggy IPython ipykernel".split()
 )
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")

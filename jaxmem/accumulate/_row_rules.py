@@ -240,7 +240,8 @@ def _reduce(eqn, twin, values):
             return SUM
         return _without(value, axes).with_(degree=0 if value.zero else value.degree + len(others))
     if over_rows:
-        return mixed(f"{name} over rows").with_(kind="largest" if name in ("reduce_max", "reduce_or") else "mixed")
+        largest = name == "reduce_max" or (name == "reduce_or" and eqn.outvars[0].aval.dtype == bool)
+        return mixed(f"{name} over rows").with_(kind="largest" if largest else "mixed")
     if value.kind == "sum":
         return unknown(f"{name} of a sum over rows", of_sum=True)
     if value.degree or (others and name == "reduce_prod"):

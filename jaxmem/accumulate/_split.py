@@ -102,7 +102,8 @@ class Split:
             raise BatchError(
                 wanted=f"a batch that accumulation_steps K={num_micro_batches} divides",
                 got=f"B={size} rows at {unpadded[0]}",
-                do=f"Use a K that divides {size}, or give `pad` fill values with a weighted objective.",
+                do=f"Use a K that divides {size}; accumulate.value_and_grad also takes `pad` fill values, for weighted "
+                "objectives.",
             )
         return cls(num_micro_batches=num_micro_batches, size=size, axes=tuple(axes), fills=tuple(fills))
 

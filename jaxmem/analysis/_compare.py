@@ -191,5 +191,6 @@ def check_remat_effect(program: Program) -> None:
     raise RematWithoutEffect(
         wanted=f"remat={program.remat!r} to change what {program.name!r} keeps for its backward pass",
         got=f"{saved} bytes of residuals with and without it",
-        do="Mark each repeated block, not the whole loss: block = memory.block(block).",
+        do="Leave it out. If blocks are to be marked, mark each repeated one, not the whole loss: "
+        "block = memory.block(block).",
     )

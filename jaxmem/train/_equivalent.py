@@ -3,6 +3,8 @@
 import warnings
 from typing import Any
 
+import jax.numpy as jnp
+
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, NotEquivalentError, RematWarning
 from jaxmem.train._leaves import LeafDifference, leaf_differences, table
@@ -77,7 +79,18 @@ def assert_equivalent(
         raise NotEquivalentError(
             wanted=f"what {found.reference} computes, to {limit:.0e} ({found.dtype})",
             got=f"other values in {' and '.join(counts)}",
-            do="Look whether the loss is a mean of means: WeightedMean(total, weight) says what to divide by.\n"
-            + "\n".join(lines),
+            do=f"{_cause(config)}\n" + "\n".join(lines),
         )
     return differences["gradients"]
+
+
+def _cause(config: MemoryConfig) -> str:
+    """What most often lies behind a difference."""
+    if config.accumulation_steps > 1:
+        return "Look whether the loss is a mean of means: WeightedMean(total, weight) says what to divide by."
+    if jnp.dtype(config.dtypes.compute).itemsize < 4:
+        return (
+            f"Look whether plain JAX in {config.dtypes.compute} differs as much: then it is rounding, and `tolerance` "
+            "says how much of it may be."
+        )
+    return "Look at what the leaves have in common."

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,7 @@ def check_state(step: "TrainStep", state: Any, error: BaseException | None = Non
     # What a missing loss scale means is said where it is used; an optimizer's state may grow, as optax.monitor's does.
     rest = {"loss_scale": None, "opt_state": None}
     wanted, given = (dataclasses.replace(tree, **rest) for tree in (own, state))
-    different = _difference(wanted, given, "state", dtypes=False) or _difference(
+    different = _difference(wanted, given, "state", dtypes=True) or _difference(
         own.opt_state, state.opt_state, "state/opt_state", dtypes=False, more=True
     )
     if different:
@@ -160,7 +161,8 @@ def _blamed(wanted: str, do: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, JaxmemError) or is_own_fault(error):  # such as of multi_steps
+        called = traceback.extract_tb(error.__traceback__)[-1].filename == __file__  # what cannot be called like this
+        if isinstance(error, JaxmemError) or (is_own_fault(error) and not called):  # such as of multi_steps
             raise
         raise WorkloadError(wanted=wanted, got=_described(error), do=do) from error
 
@@ -188,11 +190,13 @@ def _difference(wanted: Any, got: Any, root: str, *, dtypes: bool, more: bool = 
         shapes = [jnp.shape(leaf) for leaf in (wanted[path], got[path])]
         if shapes[0] != shapes[1]:
             return f"shape {shapes[1]} instead of {shapes[0]} at {path}"
-        kinds = (
-            [jax.dtypes.canonicalize_dtype(jnp.result_type(leaf)) for leaf in (wanted[path], got[path])]
-            if dtypes
-            else [0, 0]
-        )
+        kinds = [_plain_dtype(leaf) if dtypes else None for leaf in (wanted[path], got[path])]
         if kinds[0] != kinds[1]:
             return f"{kinds[1]} instead of {kinds[0]} at {path}"
     return ""
+
+
+def _plain_dtype(leaf: Any) -> Any:
+    """As JAX computes with it; None for keys, of which any kind will do."""
+    dtype = jnp.result_type(leaf)
+    return None if jnp.issubdtype(dtype, jax.dtypes.extended) else jax.dtypes.canonicalize_dtype(dtype)

@@ -67,7 +67,10 @@ def host(before: MemoryReport, after: MemoryReport) -> Check:
 def recompute(after: MemoryReport) -> Check:
     asked, found = after.asked_recompute_flops, after.recompute_flops
     detail = f"{format_flops(asked)} asked for, {format_flops(found)} found in the compiled program."
-    if asked is None or found is None or after.devices > 1:
+    if asked is None or found is None:
+        return Check(name="recompute", verdict="uncertain", detail=detail)
+    if after.devices > 1 and asked:
+        detail += f" The first is of all {after.devices} devices, the second of one."
         return Check(name="recompute", verdict="uncertain", detail=detail)
     if found < asked * (1 - _MERGED):
         detail += " The compiler merged the rest with the first computation: those residuals are kept."

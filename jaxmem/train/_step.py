@@ -173,10 +173,10 @@ class TrainStep:
 
     def trace_for(self, target: Target) -> tuple[jax.stages.Traced, Target, tuple[str, ...]]:
         """The step traced for a target, the target with the mesh of the batch's sharding, and notes about both."""
-        placed = place(self.abstract_arguments(), target)
+        placed, jitted = place(self.abstract_arguments(), target), self._jitted  # made where this machine is asked for
         with on_target(placed.target) as scope, blaming(self), self._layout.entered():
             self.examine()
-            traced = self._jitted.trace(*placed.args)
+            traced = jitted.trace(*placed.args)
         return traced, placed.target, (*placed.notes, *scope.notes)
 
     def lower(self) -> jax.stages.Lowered:

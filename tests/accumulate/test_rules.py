@@ -120,6 +120,10 @@ METRICS = {
     "largest": (lambda w, x: Max(jnp.abs(x @ w).max()), "yes"),
     "largest, counted": (lambda w, x: Max((x > 9).max().astype(jnp.int32)), "yes"),
     "any": (lambda w, x: Max((x > 1).any()), "yes"),
+    "bits of any": (
+        lambda w, x: Max(jax.lax.reduce(x.astype(jnp.int32), np.int32(0), jax.lax.bitwise_or, (0,)).max()),
+        "no",
+    ),
     "largest of some": (lambda w, x: Max(jnp.abs(x @ w).max(0)[:2]), "yes"),
     "largest, wrapped": (lambda w, x: Max((x * 200).max().astype(jnp.int32).astype(jnp.uint8)), "no"),
     "rate": (lambda w, x: Last(0.1), "yes"),

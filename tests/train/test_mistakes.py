@@ -1,5 +1,6 @@
 """What the user gave a step and is wrong is said in one paragraph, with JAX's or optax's own error as its cause."""
 
+import dataclasses
 import functools
 
 import jax
@@ -171,6 +172,9 @@ def test_a_state_of_another_workload_is_named():
     plain = make_train_step(work(optimizer=optax.sgd(0.1))).init()
     with pytest.raises(StateError, match="no state/opt_state/0"):
         step(plain, step.workload.batch)
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), step.init().params)
+    with pytest.raises(StateError, match="bfloat16 instead of float32 at state/params/w"):
+        step(dataclasses.replace(step.init(), params=narrow), step.workload.batch)
     with pytest.raises(StateError, match="a TrainState, as step.init.. makes it; got a dict"):
         step({"w": jnp.ones(4)}, step.workload.batch)
 
