@@ -30,7 +30,10 @@ def test_offloaded_bytes_are_on_the_host(target):
     small = auto(STACK.loss(), 0.1, target=target, objective="flops", offload=True)
     solved = small.solve(*STACK.shapes())
     assert solved.recompute_flops == 0
-    assert _memory(target, small).host_temp_size_in_bytes == solved.host_bytes > 0
+    # A TPU pads what the head keeps of each token, [4, 128, 1], to the eight rows of a tile.
+    per_token = [v for v in solved.values if v.fate == "offload" and v.layer == "head" and v.shape == (4, 128, 1)]
+    padding = sum(v.size_bytes for v in per_token) if target.startswith("tpu") else 0
+    assert _memory(target, small).host_temp_size_in_bytes == solved.host_bytes + padding > 0
 
 
 def test_fewer_kept_bytes_are_fewer_temporaries():
