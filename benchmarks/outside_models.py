@@ -52,6 +52,7 @@ def main() -> None:
     for name in names:
         model = MODELS[name]
         version, start = version_of(model.package), time.perf_counter()
+        jax.config.update("jax_enable_x64", False)  # netket turns it on for all that comes after
         try:
             trial = model.make()
         except ImportError as error:
