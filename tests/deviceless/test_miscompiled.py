@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
 from jaxmem import MemoryConfig, Policy, Workload, make_train_step
@@ -64,7 +64,8 @@ def test_offloading_of_the_users_own_is_found_in_a_function_and_refused_in_a_ste
 
 def test_scattered_gradients_of_micro_batches_are_summed_over_chips_in_each():
     require("libtpu", "tpu-aot")
-    rows = NamedSharding(AbstractMesh((4,), ("data",)), PartitionSpec("data"))
+    mesh = AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))  # of explicit ones JAX asks where to gather
+    rows = NamedSharding(mesh, PartitionSpec("data"))
     batch = {
         "ids": jax.ShapeDtypeStruct((16, 8), "int32", sharding=rows),
         "weights": jax.ShapeDtypeStruct((16, 8, 35, 256), "float32", sharding=rows),
