@@ -119,38 +119,32 @@ def affine(x, w):
         return (x[:, None] @ w)[:, 0] + w[0]
 
 
-def marked_between_named_operators(block):
-    """A stem and a head of the same operator, and layers that are more than it."""
-
-    def gated(x, w):
-        a = affine(x, w)
-        return x + jnp.tanh(a) * jnp.sin(a) * jnp.exp(-(a**2))
-
-    def loss(params, x):
-        stem, ws, head = params
-        x = affine(x, stem)
-        for w in ws:
-            x = block(gated)(x, w)
-        return jnp.sum(affine(x, head))
-
-    return loss
+def gated(x, w):
+    """A layer that is more than the operator."""
+    a = affine(x, w)
+    return x + jnp.tanh(a) * jnp.sin(a) * jnp.exp(-(a**2))
 
 
-def marked_spectral_layers(block):
-    """Layers whose larger half has no name: a product of frequencies beside the named operator."""
+def spectral(x, w):
+    """A layer whose larger half has no name: a product of frequencies beside the operator."""
+    frequencies = jnp.fft.rfft(x, axis=-1) @ w[: D // 2 + 1, : D // 2 + 1].astype(jnp.complex64)
+    return jax.nn.gelu(jnp.fft.irfft(frequencies, n=D, axis=-1) + affine(x, w))
 
-    def spectral(x, w):
-        frequencies = jnp.fft.rfft(x, axis=-1) @ w[: D // 2 + 1, : D // 2 + 1].astype(jnp.complex64)
-        return jax.nn.gelu(jnp.fft.irfft(frequencies, n=D, axis=-1) + affine(x, w))
 
-    def loss(params, x):
-        stem, ws, head = params
-        x = affine(x, stem)
-        for w in ws:
-            x = block(spectral)(x, w)
-        return jnp.sum(affine(x, head))
+def between_named_operators(layer):
+    """Marked layers between a stem and a head of the operator that is in each of them."""
 
-    return loss
+    def marked(block):
+        def loss(params, x):
+            stem, ws, head = params
+            x = affine(x, stem)
+            for w in ws:
+                x = block(layer)(x, w)
+            return jnp.sum(affine(x, head))
+
+        return loss
+
+    return marked
 
 
 NAMED = weights(D, D), [weights(D, D)] * 3, weights(D, 1)
@@ -164,8 +158,8 @@ SAME_AS_BY_HAND = {
     "encoder-decoder": (marked_encoder_decoder, ([weights(D, D)] * 3, [(weights(D, D), weights(D, D))] * 2), 5),
     "slices of a stack": (marked_slices, weights(4, D, D), 4),
     "in jit": (lambda block: jax.jit(marked_loop(block)), [weights(D, D)] * 3, 3),
-    "named operators": (marked_between_named_operators, NAMED, 3),
-    "named beside unnamed": (marked_spectral_layers, NAMED, 3),
+    "named operators": (between_named_operators(gated), NAMED, 3),
+    "named beside unnamed": (between_named_operators(spectral), NAMED, 3),
     "jitted layers": (lambda block: marked_loop(lambda fn: block(jax.jit(fn))), [weights(D, D)] * 3, 3),
 }
 

@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from jaxmem.remat.auto._candidates import Candidates, Choice
+from jaxmem.remat.auto._candidates import Choice
 from jaxmem.remat.auto._mixtures import mixtures
 from jaxmem.remat.auto._problem import Problem
-from jaxmem.remat.auto._solve import Limits, heavy, relaxed_price, solve
+from jaxmem.remat.auto._solve import Group, Limits, heavy, relaxed_price, solve
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,17 +136,17 @@ def within(
 
 def smallest(problem: Problem, *, objective: str = "seconds") -> Assignment:
     """What keeps the least: of each block no more than its inputs."""
-    return uniform(problem, lambda c: c.least, objective=objective)
+    return uniform(problem, lambda group: group.candidates.least, objective=objective)
 
 
 def plain(problem: Problem, *, objective: str = "seconds") -> Assignment:
     """What keeps everything."""
-    return uniform(problem, lambda c: c.plain, objective=objective)
+    return uniform(problem, lambda group: group.candidates.plain, objective=objective)
 
 
-def uniform(problem: Problem, kind: Callable[[Candidates], Choice], *, objective: str = "seconds") -> Assignment:
+def uniform(problem: Problem, kind: Callable[[Group], Choice], *, objective: str = "seconds") -> Assignment:
     """One choice for all blocks of a group."""
-    choices = [kind(group.candidates) for group in problem.groups]
+    choices = [kind(group) for group in problem.groups]
     return assigned(problem, {name: choices[at] for name, at in problem.group_of.items()}, objective=objective)
 
 

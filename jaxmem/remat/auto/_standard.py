@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxmem.remat.auto._assign import Assignment, assigned
+from jaxmem.remat.auto._assign import Assignment, assigned, uniform
 from jaxmem.remat.auto._candidates import Candidates, Choice
 from jaxmem.remat.auto._nested import in_segments
 from jaxmem.remat.auto._problem import Problem
@@ -20,8 +20,8 @@ def standard(problem: Problem, *, objective: str = "seconds") -> dict[str, Assig
     }
 
     def chosen(kind) -> Assignment:
-        choices = [g.candidates.plain if g.last else kind(g.candidates) for g in problem.groups]
-        return assigned(problem, {name: choices[at] for name, at in problem.group_of.items()}, objective=objective)
+        left = lambda g: g.candidates.plain if g.last else kind(g.candidates)  # noqa: E731
+        return uniform(problem, left, objective=objective)
 
     return {name: chosen(kind) for name, kind in kinds.items()}
 
