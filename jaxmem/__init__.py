@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING
 
+from jaxmem import _display
+
 if TYPE_CHECKING:
     from jaxmem import accumulate as accumulate
     from jaxmem import analysis as analysis
@@ -62,6 +64,9 @@ _NAMES = {
 _PACKAGES = ("accumulate", "analysis", "errors", "precision", "remat", "report", "targets", "train")
 
 __all__ = [*_NAMES, *_PACKAGES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+_display.draw_with(lambda: importlib.import_module("jaxmem.report"))
 
 
 def __getattr__(name: str):

@@ -20,6 +20,7 @@ BASE = frozenset(
         "policy",
         "_blame",
         "_compat",
+        "_display",
         "_flax",
         "_installed",
         "_miscompilations",
@@ -80,11 +81,53 @@ def upward_imports(source: str, unit: str, package: str = "jaxmem") -> list[str]
     faults = []
     for line, name in imported(source, package):
         parts = name.split(".")
-        if parts[0] != "jaxmem" or len(parts) < 2 or parts[1] in (unit, "__version__"):
+        if parts[0] != "jaxmem" or (len(parts) > 1 and parts[1] in (unit, "__version__")):
+            continue
+        if len(parts) == 1:  # its names come from everywhere
+            faults.append(f"line {line}: {unit} may not import all of jaxmem")
             continue
         if parts[1] not in MAY_IMPORT[unit]:
             faults.append(f"line {line}: {unit} may not import {name}")
     return faults
+
+
+def imports_between(root: Path, package: str = "jaxmem") -> dict[str, set[str]]:
+    """Module → modules of the package that it imports anywhere, also for types; without the top, which names them all.
+
+    `from a import b` is an import of the module a.b where there is one, else of the package a.
+    """
+    files = {}
+    for path in sorted((root / package).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    del files[package]
+    found = {}
+    for module, path in files.items():
+        within = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        named = (name for _, name in imported(path.read_text(), within))
+        ends = (name if name in files else name.rpartition(".")[0] for name in named)
+        found[module] = {end for end in ends if end in files and end != module}
+    return found
+
+
+def circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import one another, directly or by way of others."""
+
+    def reached(module: str) -> set[str]:
+        seen, todo = set(), [module]
+        while todo:
+            new = imports[todo.pop()] - seen
+            seen |= new
+            todo += new
+        return seen
+
+    reach = {module: reached(module) for module in imports}
+    groups = {
+        frozenset(other for other in reach[module] if module in reach[other])
+        for module in imports
+        if module in reach[module]
+    }
+    return sorted(sorted(group) for group in groups)
 
 
 def private_touches(source: str) -> list[str]:
@@ -131,6 +174,24 @@ def test_imports_point_one_way(path):
     assert upward_imports(path.read_text(), _unit(path), package) == []
 
 
+def test_no_modules_import_one_another():
+    assert circles(imports_between(ROOT)) == []
+
+
+def test_a_circle_is_seen(tmp_path):
+    package = tmp_path / "jaxmem" / "inner"
+    package.mkdir(parents=True)
+    for name, source in {
+        "../__init__": "from jaxmem import a",
+        "../a": "from jaxmem.inner import c",
+        "__init__": "from jaxmem.inner.b import x",
+        "b": "from . import c",
+        "c": "def f():\n    from jaxmem.inner import b",
+    }.items():
+        (package / f"{name}.py").write_text(source)
+    assert circles(imports_between(tmp_path)) == [["jaxmem.inner.b", "jaxmem.inner.c"]]
+
+
 @pytest.mark.parametrize("path", _sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_compat_touches_private_names(path):
     if path.name != "_compat.py":
@@ -148,6 +209,8 @@ def test_only_compat_touches_private_names(path):
         "def f():\n    from jaxmem.remat import checkpoint",
         "import importlib\nimportlib.import_module('jaxmem.train')",
         "from jaxmem import make_train_step",
+        "import jaxmem",
+        "def f():\n    import jaxmem as j",
     ],
 )
 def test_an_upward_or_sideways_import_is_seen(source):

@@ -12,6 +12,7 @@ import jax
 import jaxlib.version
 
 from jaxmem._blame import is_own_fault, reason, whole_tracebacks
+from jaxmem._display import renderers
 from jaxmem._units import format_bytes
 from jaxmem.analysis._analyze import analyze_variant
 from jaxmem.analysis._program import Program, as_program, known
@@ -62,9 +63,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        import jaxmem  # drawn by what stands on this package; loaded only where somebody looks
-
-        return jaxmem.report.report_fragment(self)
+        return renderers().report_fragment(self)
 
     def __str__(self) -> str:
         return "\n".join([*(str(row) for row in self.rows), *(f"{name}: {why}" for name, why in self.refused)])

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
+from jaxmem._display import renderers
 from jaxmem._units import format_bytes, format_flops
 from jaxmem.analysis._fits import Fits
 from jaxmem.analysis._read import read_record
@@ -160,9 +161,7 @@ class MemoryReport:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        import jaxmem  # drawn by what stands on this package; loaded only where somebody looks
-
-        return jaxmem.report.report_fragment(self)
+        return renderers().report_fragment(self)
 
     def __str__(self) -> str:
         lines = [f"{self.name} on {self.target} ({self.backend}, jax {self.jax_version})"]

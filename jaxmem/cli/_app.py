@@ -38,11 +38,10 @@ for verb in (analyze, compare, diff, residuals, train, explain_oom, targets, doc
 @app.callback(invoke_without_command=True)
 def _root(version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True)):
     if version:
-        import jaxmem
-        from jaxmem import _installed
+        from jaxmem import __version__, _installed
 
         # A source tree that was never installed has its own.
-        typer.echo(f"jaxmem {_installed.version('jaxmem') or jaxmem.__version__}")
+        typer.echo(f"jaxmem {_installed.version('jaxmem') or __version__}")
         raise typer.Exit(0)
 
 

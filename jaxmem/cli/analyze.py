@@ -48,9 +48,9 @@ def analyze(
     outputs = Outputs({"--json": json_out, "--html": html_out, "--csv": csv_out, "--trace": trace_out})
     outputs.check(inputs=(file, file.rpartition(":")[0], config))
     start_jax()
-    import jaxmem
     from jaxmem.cli._load import load_workload
     from jaxmem.targets import resolve_target
+    from jaxmem.train import analyze as analyze_workload
 
     resolve_target(target)  # an unknown name is said before the file runs
     chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
@@ -58,7 +58,7 @@ def analyze(
         with stages(f"loading {file}") as stage:
             workload = load_workload(file, target=target, settings=settings or ())
             stage("tracing and compiling")
-            report = jaxmem.analyze(workload, chosen, target=target)
+            report = analyze_workload(workload, chosen, target=target)
             stage("writing")
         from jaxmem.report import buffers_csv, chrome_trace, html_report, render_report
 

@@ -80,10 +80,10 @@ def compare(
     names = split_list(remat, "--remat", f"different presets, such as {DEFAULT_PRESETS}")
     targets = split_list(target, "--target", "different targets, such as cpu,gpu-h100") if target else [None]
     start_jax()
-    import jaxmem
     from jaxmem.analysis import join_comparisons
     from jaxmem.cli._load import load_workload
     from jaxmem.targets import resolve_target
+    from jaxmem.train import compare as compare_configs
 
     for name in targets:
         resolve_target(name)  # an unknown name is said before the file runs
@@ -96,7 +96,7 @@ def compare(
                 on = f" for {name}" if len(targets) > 1 else ""
                 workload = load_workload(file, target=name, settings=settings or ())
                 try:
-                    comparison = jaxmem.compare(
+                    comparison = compare_configs(
                         variants, workload, target=name, progress=lambda row, what, on=on: stage(f"{what} {row}{on}")
                     )
                 except Exception as error:  # of the first variant, where all are refused

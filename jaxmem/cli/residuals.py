@@ -30,13 +30,13 @@ def residuals(
 
     check_writable(json_out, "--json")
     start_jax()
-    import jaxmem
     from jaxmem.cli._load import load_workload
+    from jaxmem.train import make_train_step
 
     chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
     with clean_stdout(json_out == STDOUT) as stdout:
         with stages(f"loading {file}") as stage:
-            step = jaxmem.make_train_step(load_workload(file, settings=settings or ()), chosen)
+            step = make_train_step(load_workload(file, settings=settings or ()), chosen)
             stage("tracing")
             table = step.residuals()
         if json_out is not None:

@@ -55,15 +55,15 @@ def train(
     start_jax()
     import jax
 
-    import jaxmem
     from jaxmem.cli._load import load_workload
+    from jaxmem.train import make_train_step
     from jaxmem.train._loop import run_loop
 
     chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
     with stages(f"loading {file}") as stage:
         workload = load_workload(file, settings=settings or ())
         data = training_data(workload)
-        step = jaxmem.make_train_step(workload, chosen)
+        step = make_train_step(workload, chosen)
         stage("initialising")
         state = step.init(None if seed is None else jax.random.key(seed))
     result = run_loop(

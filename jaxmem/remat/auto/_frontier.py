@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxmem._blame import is_own_fault, reason, whole_tracebacks
+from jaxmem._display import renderers
 from jaxmem._units import format_bytes, format_flops, format_seconds
 from jaxmem.remat._checkpoint import checkpoint_unchecked
 from jaxmem.remat._table import aligned
@@ -67,9 +68,7 @@ class Frontier:
 
     def figure(self) -> "Figure":
         """A plotly figure of bytes against price; `.figure().write_html("frontier.html")` is a page of it."""
-        import jaxmem  # drawn by what stands on this package; loaded only where somebody looks
-
-        return jaxmem.report.frontier_figure(self)
+        return renderers().frontier_figure(self)
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         """What a notebook shows."""
