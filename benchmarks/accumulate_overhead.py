@@ -15,8 +15,8 @@ import optax
 
 from benchmarks._harness import emit, paired_ratio, seconds
 from jaxmem import Memory, MemoryConfig, make_train_step
+from jaxmem._signatures import call_loss
 from jaxmem.analysis import hlo_flops
-from jaxmem.workload import call_loss
 
 K = 8
 PAIRS = 30

@@ -64,7 +64,7 @@ def compiled(target: str, example: str, steps: int, in_place: bool | None) -> Co
     """The example's step with `steps` micro-batches of `ROWS` rows, compiled for a target."""
     workload = WORKLOADS[example](batch=steps * ROWS)
     step = jaxmem.make_train_step(workload, jaxmem.MemoryConfig(accumulation_steps=steps, remat=remat(example)))
-    state, batch, loss, added = step.abstract_state(), step.abstract_batch(), step.loss(), []
+    state, batch, loss, added = step.abstract_state(), step.abstract_batch(), step.spec.loss(), []
 
     def train(params, batch):
         gradients = accumulate.value_and_grad(loss, steps, in_place=in_place)

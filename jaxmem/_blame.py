@@ -1,6 +1,7 @@
 """Whose fault an exception is: jaxmem's own, or that of what it was given to trace and compile."""
 
 import contextlib
+import os
 import traceback
 from collections.abc import Iterator
 
@@ -81,3 +82,10 @@ def paragraph(text: str, longest: int = LONGEST_MESSAGE) -> str:
     """`text` on one line, cut to a number of characters."""
     line = " ".join(text.split())
     return line if len(line) <= longest else f"{line[:longest]}…"
+
+
+def where_raised(error: BaseException) -> str:
+    """What an error says, and where in the user's code it was raised, if it was."""
+    frame = users_frame(error)
+    where = f" ({os.path.basename(frame.filename)}, line {frame.lineno})" if frame else ""
+    return f"{named(error, 400).rstrip('.')}{where}"

@@ -8,10 +8,10 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+from jaxmem._signatures import call_loss, check_loss, declares
 from jaxmem.config import Memory
 from jaxmem.errors import StateError, WorkloadError
 from jaxmem.objective import LossOutput
-from jaxmem.workload import call_loss, check_loss, declares
 
 
 def linen_fields(module, loss_fn, batch, rng_streams: tuple[str, ...]) -> dict:

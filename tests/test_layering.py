@@ -27,6 +27,7 @@ BASE = frozenset(
         "_product_flops",
         "_stdout",
         "_scopes",
+        "_signatures",
         "_source",
         "_units",
         "budget",

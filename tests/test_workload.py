@@ -11,8 +11,9 @@ from flax import linen as nn
 from flax import nnx
 
 from jaxmem import Workload
+from jaxmem._signatures import call_loss, declares
 from jaxmem.errors import WorkloadError
-from jaxmem.workload import call_loss, declares, path_string, select_paths
+from jaxmem.workload import path_string, select_paths
 
 SGD = optax.sgd(0.1)
 BATCH = {"x": jnp.ones(4)}

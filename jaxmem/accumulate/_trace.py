@@ -9,10 +9,11 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxmem._compat import prune
+from jaxmem._signatures import call_loss
 from jaxmem.accumulate._reduce import is_metric
 from jaxmem.errors import DifferentiableWeight, IntegerParameterError, MetricError, ObjectiveError, StateError
 from jaxmem.objective import LossOutput, Objective, Sum, WeightedMean
-from jaxmem.workload import call_loss, is_array_like, path_string
+from jaxmem.workload import is_array_like, path_string
 
 
 @jax.tree_util.register_dataclass

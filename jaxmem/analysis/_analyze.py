@@ -1,7 +1,6 @@
 """`analyze`: what a function, a lowered or a compiled program needs."""
 
 import dataclasses
-import functools
 
 import jax
 
@@ -14,7 +13,6 @@ from jaxmem.errors import InputError
 from jaxmem.targets import Target, resolve_target
 
 
-@functools.singledispatch
 def analyze(
     fn,
     *args,
@@ -28,7 +26,7 @@ def analyze(
 
     Args:
       fn: a function or a jitted one; also a `Program`, a `jax.stages.Traced`, `Lowered` or `Compiled` (then
-        without `args`), and whatever other packages register.
+        without `args`). `jaxmem.analyze` takes workloads and train steps too.
       *args: arrays or `jax.ShapeDtypeStruct`, static arguments by value.
       target: "local" (None), "cpu" or a `Target`. A compiled program has its own.
       donate_argnums, static_argnames, in_shardings: as for `jax.jit`.
@@ -47,6 +45,9 @@ def analyze(
     (524288, 262144, True)
     """
     options = {"donate_argnums": donate_argnums, "static_argnames": static_argnames, "in_shardings": in_shardings}
+    if isinstance(fn, Program):
+        _refuse_arguments(fn, args, {**options, "arg_kinds": arg_kinds})
+        return analyze_program(fn, resolve_target(target))
     # Wrappers and stand-ins of JAX's stages are known by what they can do.
     for method, report in (("memory_analysis", _report_compiled), ("compile", _report_lowered)):
         if callable(getattr(fn, method, None)) and not hasattr(fn, "trace"):
@@ -67,11 +68,6 @@ def analyze(
     program = function_program(fn, *args, name=name, target=resolved, **options)
     check_kinds(arg_kinds, fn, args)  # once tracing has shown that the arguments fit
     return analyze_program(dataclasses.replace(program, kind_of=kind_of), resolved)
-
-
-@analyze.register
-def _(program: Program, *, target: str | Target | None = None) -> MemoryReport:
-    return analyze_program(program, resolve_target(target))
 
 
 def analyze_variant(variant, *, name: str, target: Target) -> MemoryReport:

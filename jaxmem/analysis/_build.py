@@ -55,13 +55,26 @@ def compiled_program(program: Program, target: Target) -> Program:
     return dataclasses.replace(program, made=dataclasses.replace(made, said=tuple(said)))
 
 
+def peak_and_seconds(program: Program, target: Target) -> tuple[int | None, float | None]:
+    """The peak and the estimated seconds that the report of a compiled program tells, without the rest of it.
+
+    What was refused for lack of memory needs more than there is, whatever the compiler counted.
+    """
+    made = program.made
+    assert made is not None
+    _refuse_miscompiled(made, program)
+    facts, time = _facts(made, program.name, target), _time(made, target)
+    peak = facts.peak_bytes
+    if peak is not None and made.refusal is not None:
+        peak = max(peak, (facts.capacity_bytes or 0) + 1)
+    return peak, time.seconds if time else None
+
+
 def build_report(made: CompiledProgram, *, name: str, target: Target, program: Program | None = None) -> MemoryReport:
     """The report of what a compiler made of a program; `program` tells what was known before compiling it."""
     known_before = program or Program(name=name, lower=_nothing)
-    if made.refusal is not None:
-        facts = _refused(made, target)
-    else:
-        facts = _accepted(made, name, target)
+    _refuse_miscompiled(made, known_before)
+    facts = _facts(made, name, target)
     modelled = known(known_before.modelled_flops)
     recompute = _recomputed(made, modelled, facts.devices)
     shown = facts.memory
@@ -70,8 +83,6 @@ def build_report(made: CompiledProgram, *, name: str, target: Target, program: P
     time = _time(made, target)
     undone = _without_effect(recompute, modelled, facts.devices)
     wrong = [_wrong_numbers(fault, places) for fault, places in made.miscompiled]
-    if wrong and known_before.refuse_miscompiled:
-        raise refusal(made.miscompiled, name)
     messages = [
         *(finding.title for finding in wrong),
         *target.notes,
@@ -123,6 +134,15 @@ class _Facts:
     fits: Fits
     fits_reason: str
     notes: tuple[str, ...]
+
+
+def _facts(made: CompiledProgram, name: str, target: Target) -> _Facts:
+    return _refused(made, target) if made.refusal is not None else _accepted(made, name, target)
+
+
+def _refuse_miscompiled(made: CompiledProgram, program: Program) -> None:
+    if program.refuse_miscompiled and made.miscompiled:
+        raise refusal(made.miscompiled, program.name)
 
 
 def _reductions(made: CompiledProgram, program: Program) -> dict[str, Any]:

@@ -91,6 +91,7 @@ def compare(
     *args,
     target: str | Target | None = None,
     progress: Progress | None = None,
+    make: Callable[..., Any] = as_program,
 ) -> Comparison:
     """Compiles each variant for one target and puts the reports side by side.
 
@@ -98,10 +99,11 @@ def compare(
 
     Args:
       variants: name → function of `args`; or a `Program`, a lowered or compiled program (then without
-        `args`); or what other packages register, such as a `MemoryConfig` with a workload as `args`.
+        `args`); or whatever `make` understands. `jaxmem.compare` takes `MemoryConfig`s with a workload as `args`.
       *args: arrays or `jax.ShapeDtypeStruct` that all variants are given.
       target: "local" (None), "cpu" or a `Target`.
       progress: called with a variant's name and "tracing", "compiling" or "done"; without it a terminal shows a line.
+      make: `make(variant, *args, name=, target=)` makes the program of a variant.
 
     Raises:
       RematWithoutEffect: a remat setting that leaves the residuals unchanged.
@@ -138,7 +140,7 @@ def compare(
             return None
 
     def traced(name: str) -> Any:
-        program = as_program(variants[name], *args, name=name, target=resolved)
+        program = make(variants[name], *args, name=name, target=resolved)
         return program.resolved() if isinstance(program, Program) else program
 
     rows = []

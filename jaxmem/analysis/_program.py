@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -79,37 +78,32 @@ class Program:
 
 
 def known(value: Any) -> Any:
-    """A value, or what a function of nothing returns."""
+    """A value, where it is a thunk its result."""
     return value() if callable(value) else value
 
 
-@functools.singledispatch
 def as_program(variant, *args, name: str, target: Target) -> "Program | jax.stages.Lowered | jax.stages.Compiled":
     """How `compare` understands one of its variants, with the arguments that all variants share.
 
-    Other packages register the types that they can make a program of:
-    `@as_program.register(MemoryConfig)`, `def _(config, workload, *, name, target): ...`.
+    Raises:
+      InputError: for what is neither a function, a `Program`, nor a lowered or compiled program.
     """
+    if isinstance(variant, (Program, jax.stages.Lowered, jax.stages.Compiled)):
+        if args:
+            raise InputError(
+                wanted=f"no arguments beside the {type(variant).__name__} named {name!r}, which has its own",
+                got=f"{len(args)} argument(s)",
+                do="Leave them out, or pass the function instead.",
+            )
+        return dataclasses.replace(variant, name=name) if isinstance(variant, Program) else variant
     if callable(variant):
         return function_program(variant, *args, name=name, target=target)
     raise InputError(
         wanted="variants that are functions, Programs, or what jax.jit(...).lower(...) returns",
         got=f"a {type(variant).__name__} named {name!r}",
-        do="Pass a mapping such as {'plain': loss, 'remat': jax.checkpoint(loss)} and the arguments.",
+        do="Pass a mapping such as {'plain': loss, 'remat': jax.checkpoint(loss)} and the arguments; jaxmem.compare "
+        "takes MemoryConfigs beside a Workload, too.",
     )
-
-
-@as_program.register(Program)
-@as_program.register(jax.stages.Lowered)
-@as_program.register(jax.stages.Compiled)
-def _(variant, *args, name: str, target: Target):
-    if args:
-        raise InputError(
-            wanted=f"no arguments beside the {type(variant).__name__} named {name!r}, which has its own",
-            got=f"{len(args)} argument(s)",
-            do="Leave them out, or pass the function instead.",
-        )
-    return dataclasses.replace(variant, name=name) if isinstance(variant, Program) else variant
 
 
 def function_program(

@@ -17,9 +17,9 @@ from jaxmem.errors import WorkloadError
 from jaxmem.objective import LossOutput, Objective, Sum
 from jaxmem.targets import read_back, resolve_target
 from jaxmem.train._loss import configured_loss, merge, partition, state_reductions
-from jaxmem.train._mistakes import check_alive, check_state
-from jaxmem.train._state import TrainState
-from jaxmem.train._step import TrainStep, build_step
+from jaxmem.train._spec import StepSpec
+from jaxmem.train._state import TrainState, check_alive, check_state
+from jaxmem.train._step import TrainStep
 from jaxmem.workload import path_string
 
 _MEMORY_INFO = Path("/proc/meminfo")
@@ -53,13 +53,13 @@ def run_step(step: TrainStep, batch: Any, given: TrainState | None, rng: Any, li
     # Gradients are kept as they come, not as optimizer state is stored.
     dtypes = dataclasses.replace(step.config.dtypes, optimizer=None)
     remat = step.config.remat if step.decision is None else "none"
-    kept = build_step(keeping, dataclasses.replace(step.config, precision=dtypes, remat=remat), mesh=step.mesh_here)
-    kept = kept if step.decision is None else kept.with_decision(step.decision)
+    spec = StepSpec.of(keeping, dataclasses.replace(step.config, precision=dtypes, remat=remat), step.spec.mesh_here)
+    kept = TrainStep(spec if step.decision is None else spec.with_decision(step.decision))
     shapes = jax.tree.leaves(kept.abstract_state())
     # Parameters and gradients, that is; known before anything is compiled.
     _check_room(sum(leaf.size * leaf.dtype.itemsize for leaf in shapes), limit_bytes)
     compiled = _checked(kept.compile(), limit_bytes)
-    state, batch = _state(kept, given, rng), kept.put(batch)
+    state, batch = _state(kept, given, rng), kept.spec.put(batch)
     window = int(state.window)
     state, metrics = compiled(state, batch)
     # A skipped window keeps no gradients: the same one again, as long as the scale backs off.
@@ -83,17 +83,17 @@ def run_one_by_one(step: TrainStep, batch: Any, given: TrainState | None, rng: A
     """
     steps, workload = step.config.accumulation_steps, step.workload
     keeping = dataclasses.replace(workload, optimizer=_keep_gradients(), batch=batch)
-    plain = build_step(keeping, MemoryConfig(), mesh=step.mesh_here)
+    plain = TrainStep(StepSpec.of(keeping, MemoryConfig(), step.spec.mesh_here))
     whole = jax.tree.map(_unplaced, batch)  # so that rows can be cut whatever they are sharded over
     micros = [
-        plain.put(accumulate.micro_batch(whole, index, steps, batch_axes=workload.batch_axes), uneven=True)
+        plain.spec.put(accumulate.micro_batch(whole, index, steps, batch_axes=workload.batch_axes), uneven=True)
         for index in range(steps)
     ]
     state = _state(plain, given, rng)
     trainable, frozen = partition(state.params, workload.trainable)
     loss = configured_loss(workload, MemoryConfig(), frozen)
     terms = []
-    with plain.entered():
+    with plain.spec.entered():
         key = jax.random.fold_in(state.rng, state.window)
         keys = [jax.random.fold_in(key, index) for index in range(steps)]
         rules = _rules(loss, trainable, micros[0], key, state.state)
@@ -136,19 +136,18 @@ class PlainLoss:
     def of(cls, step: TrainStep, batch: Any) -> "PlainLoss":
         """Traces the loss of a step's workload once, forward only."""
         workload = dataclasses.replace(step.workload, batch=batch)
-        plain = build_step(workload, MemoryConfig(), mesh=step.mesh_here)
-        state, batch = plain.abstract_state(), plain.abstract_batch()
-        trainable, frozen = partition(state.params, workload.trainable)
+        plain = StepSpec.of(workload, MemoryConfig(), step.spec.mesh_here)
+        trainable, frozen, batch, rng, state = plain.loss_arguments()
         loss = configured_loss(workload, MemoryConfig())
 
         def values(rng, trainable, frozen, batch, rest):
             return jax.tree.leaves(loss(merge(trainable, frozen), batch, rng=rng, state=rest))
 
         with plain.entered():
-            jaxpr = jax.make_jaxpr(values)(state.rng, trainable, frozen, batch, state.state)
+            jaxpr = jax.make_jaxpr(values)(rng, trainable, frozen, batch, state)
         _, used = prune(jaxpr, [True] * len(jaxpr.jaxpr.outvars))
         narrow = (name for name in ("bfloat16", "float16") if precision.uses_dtype(jaxpr.jaxpr, jnp.dtype(name)))
-        return cls(separable=not used[0] and not jax.tree.leaves(state.state), narrow=frozenset(narrow))
+        return cls(separable=not used[0] and not jax.tree.leaves(state), narrow=frozenset(narrow))
 
 
 def fill_batch(batch: Any, rng: Any) -> tuple[Any, bool]:
@@ -209,7 +208,7 @@ def _state(step: TrainStep, given: TrainState | None, rng: Any) -> TrainState:
     if given is None:
         return state
     check_alive(given)
-    check_state(step, dataclasses.replace(given, opt_state=state.opt_state))
+    check_state(step.abstract_state(), dataclasses.replace(given, opt_state=state.opt_state))
     params = jax.tree.map(lambda leaf, like: jnp.array(leaf, like.dtype), given.params, state.params)
     rest, key = jax.tree.map(jnp.copy, (given.state, given.rng))
     return dataclasses.replace(state, params=params, state=rest, rng=key, window=jnp.copy(given.window))

@@ -99,3 +99,31 @@ def _wide(leaf: np.ndarray) -> np.ndarray:
 
 def _is_inexact(leaf: np.ndarray) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def first_difference(wanted: Any, got: Any, root: str, *, dtypes: bool, more: bool = False) -> str:
+    """The first leaf in which two trees differ, in words; empty if they do not, or if `got` only has `more`."""
+    wanted, got = (
+        {path_string(path, root=root): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (wanted, got)
+    )
+    for path in [*wanted, *got]:
+        if path not in got:
+            return f"no {path}"
+        if path not in wanted and more:
+            continue
+        if path not in wanted:
+            return f"{path}, which should not be there"
+        shapes = [jnp.shape(leaf) for leaf in (wanted[path], got[path])]
+        if shapes[0] != shapes[1]:
+            return f"shape {shapes[1]} instead of {shapes[0]} at {path}"
+        kinds = [_plain_dtype(leaf) if dtypes else None for leaf in (wanted[path], got[path])]
+        if kinds[0] != kinds[1]:
+            return f"{kinds[1]} instead of {kinds[0]} at {path}"
+    return ""
+
+
+def _plain_dtype(leaf: Any) -> Any:
+    """As JAX computes with it; None for keys, of which any kind will do."""
+    dtype = jnp.result_type(leaf)
+    return None if jnp.issubdtype(dtype, jax.dtypes.extended) else jax.dtypes.canonicalize_dtype(dtype)

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import accumulate, precision, remat
+from jaxmem._signatures import declares
 from jaxmem.config import Memory, MemoryConfig
 from jaxmem.errors import ConfigError, PrecisionWithoutEffect
 from jaxmem.remat.auto import Decision
 from jaxmem.remat.blocks import at_blocks
-from jaxmem.workload import Workload, declares, nothing_trained, path_string, select_paths
+from jaxmem.workload import Workload, nothing_trained, path_string, select_paths
 
 
 def configured_loss(

@@ -1,21 +1,30 @@
-"""When the gradients of a sharded batch are reduced: once a step, or with each micro-batch."""
+"""Reduction of gradients as a lever: those of a sharded batch are reduced once a step, or with each micro-batch."""
 
 import dataclasses
-import functools
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jaxmem import accumulate
+from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError
-from jaxmem.train._layout import Layout, axes_of, sharding_of, unsharded
+from jaxmem.targets import Target
+from jaxmem.train._layout import axes_of, sharding_of, unsharded
+from jaxmem.train._lever import Lever, Told, Update
 from jaxmem.train._loss import partition
+from jaxmem.train._spec import StepSpec, once, without_remat
 from jaxmem.workload import path_string
 
-if TYPE_CHECKING:
-    from jaxmem.train._step import TrainStep
+_WHEN = {"once": "once, after the last micro-batch", "each": "with each micro-batch"}
+_NARROW_SUMS = (
+    "Gradients of {} micro-batches are summed in {}: what is small beside the sum so far is lost. "
+    'accumulator_dtype="float32" loses nothing.'
+)
+_DEFAULT_ACCUMULATOR = MemoryConfig().accumulator_dtype
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,90 +52,122 @@ class Reduction:
         return math.prod(dict(self.rows.mesh.shape)[name] for name in self.axes) if self.rows else 1
 
 
-def choose_reduction(step: "TrainStep", params: Any, rows: NamedSharding | None) -> Reduction:
-    """Whether the step's gradients are accumulated locally.
-
-    Args:
-      params: shapes, with the shardings that they have.
-      rows: how the rows are sharded.
+@once
+def reduction(spec: StepSpec) -> Reduction:
+    """Whether every shard of the batch accumulates its own gradients.
 
     Raises:
-      ConfigError: "once" was asked for, and a parameter is sharded over the axes of the rows.
+      ConfigError: that was asked for, and a parameter is sharded over the axes of the rows.
     """
-    each = Reduction(kind="each", rows=rows)
-    wanted = step.config.gradient_reduction
+    plain = without_remat(spec)
+    if plain is not spec:  # what is recomputed is the same
+        return reduction(plain)
+    each = Reduction(kind="each", rows=spec.layout.rows)
+    wanted = spec.config.gradient_reduction
     if each.shards == 1 or wanted == "each":
         return each
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        own = sharding_of(leaf)
-        taken = set(Reduction(kind="each", rows=own).axes) & set(each.axes)
-        if taken and wanted == "once":
-            raise ConfigError(
-                wanted="parameters that every shard of the batch holds whole, for gradient_reduction='once'",
-                got=f"{path_string(path, root='params')} sharded over {', '.join(map(repr, sorted(taken)))}",
-                do="Use gradient_reduction='each'.",
-            )
-        if taken:
-            return dataclasses.replace(each, why="parameters are sharded over the axes of the rows")
-    if wanted == "once":
-        return dataclasses.replace(each, kind="once")
-    steps = step.config.accumulation_steps
-    if steps == 1:
-        return dataclasses.replace(each, why="there is only one")
-    found = _independence(step, each.shards)
-    if found.verdict == "yes":
-        failed = _fails(step, rows)
-        if failed:
-            return dataclasses.replace(each, why=f"shards cannot accumulate by themselves: {failed}")
-        return dataclasses.replace(each, kind="once", why="the loss was found to be a sum or mean over rows")
-    return dataclasses.replace(each, why=f"it was not found that the loss is a sum or mean over rows: {found.why}")
+    with spec.entered():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(spec.abstract_params()):
+            own = sharding_of(leaf)
+            taken = set(Reduction(kind="each", rows=own).axes) & set(each.axes)
+            if taken and wanted == "once":
+                raise ConfigError(
+                    wanted="parameters that every shard of the batch holds whole, for gradient_reduction='once'",
+                    got=f"{path_string(path, root='params')} sharded over {', '.join(map(repr, sorted(taken)))}",
+                    do="Use gradient_reduction='each'.",
+                )
+            if taken:
+                return dataclasses.replace(each, why="parameters are sharded over the axes of the rows")
+        if wanted == "once":
+            return dataclasses.replace(each, kind="once")
+        if spec.config.accumulation_steps == 1:
+            return dataclasses.replace(each, why="there is only one")
+        found = _independence(spec, each.shards)
+        if found.verdict != "yes":
+            why = f"it was not found that the loss is a sum or mean over rows: {found.why}"
+            return dataclasses.replace(each, why=why)
+        failed = _fails(spec, each.rows)
+    if failed:
+        return dataclasses.replace(each, why=f"shards cannot accumulate by themselves: {failed}")
+    return dataclasses.replace(each, kind="once", why="the loss was found to be a sum or mean over rows")
 
 
-def _independence(step: "TrainStep", shards: int) -> accumulate.Independence:
+def _independence(spec: StepSpec, shards: int) -> accumulate.Independence:
     """Whether the loss of a micro-batch is the same however its rows are dealt out to shards."""
-    take = functools.partial(
-        accumulate.micro_batch,
-        index=0,
-        num_micro_batches=step.config.accumulation_steps,
-        batch_axes=step.workload.batch_axes,
-    )
+    trainable, frozen, batch, rng, state = spec.loss_arguments()
     # As a shard sees them: rows that are typed by the axes they lie on cannot be parted.
-    batch = jax.eval_shape(take, jax.tree.map(unsharded, step.abstract_batch()))
-    size = next(leaf.shape[axis] for leaf, axis in Layout(workload=step.workload).leaves(batch) if axis is not None)
+    batch = jax.tree.map(unsharded, batch)
+    size = next(leaf.shape[axis] for leaf, axis in spec.layout.leaves(batch) if axis is not None)
     if size % shards:
         return accumulate.Independence(verdict="unknown", why=f"{shards} shards do not divide {size} rows")
-    state = step.abstract_state()
-    trainable, frozen = partition(state.params, step.workload.trainable)
 
     def loss(trainable, batch, **keywords):
         batch, frozen = batch
-        return step.loss(frozen)(trainable, batch, **keywords)
+        return spec.loss(frozen)(trainable, batch, **keywords)
 
     # What is not trained has no gradient, and no rows.
-    given, axes = (batch, frozen), (step.workload.batch_axes, None)
-    return accumulate.independent_rows(
-        loss, trainable, given, rng=state.rng, state=state.state, batch_axes=axes, parts=shards
-    )
+    given, axes = (batch, frozen), (spec.workload.batch_axes, None)
+    return accumulate.independent_rows(loss, trainable, given, rng=rng, state=state, batch_axes=axes, parts=shards)
 
 
-def _fails(step: "TrainStep", rows: Any) -> str:
+def _fails(spec: StepSpec, rows: Any) -> str:
     """Why gradients cannot be accumulated locally, found out by a dry trace; empty if they can."""
-    state = step.abstract_state()
-    trainable, frozen = partition(state.params, step.workload.trainable)
+    params, state, rng = spec.abstract_model()
+    trainable, frozen = partition(params, spec.workload.trainable)
 
     def value(trainable, frozen, batch, rng, state):
-        steps, axes = step.config.accumulation_steps, step.workload.batch_axes
-        fn = accumulate.value_and_grad(step.loss(frozen), steps, batch_axes=axes, data_sharding=rows)
+        steps, axes = spec.config.accumulation_steps, spec.workload.batch_axes
+        fn = accumulate.value_and_grad(spec.loss(frozen), steps, batch_axes=axes, data_sharding=rows)
         return fn(trainable, batch, rng=rng, state=state).value
 
     try:
-        jax.eval_shape(value, trainable, frozen, step.abstract_batch(), state.rng, state.state)
+        jax.eval_shape(value, trainable, frozen, spec.abstract_batch(), rng, state)
     except Exception as error:  # whatever a loss does that only works on the whole batch
         return " ".join(str(error).split())[:200].rstrip(".")
     return ""
 
 
-def local_shape(leaf: Any) -> tuple[int, ...]:
+def _idle(spec: StepSpec) -> Iterator[str]:
+    config = spec.config
+    shards = Reduction(kind="each", rows=spec.layout.rows).shards
+    if config.gradient_reduction == "once" and shards == 1:
+        yield "gradient_reduction='once' does nothing, as the rows are not sharded: pass mesh=, or a sharded batch."
+    # Shards that accumulate locally add up their gradients in it too.
+    local = config.gradient_reduction != "each" and shards > 1
+    if config.accumulator_dtype != _DEFAULT_ACCUMULATOR and config.accumulation_steps == 1 and not local:
+        yield (
+            f"accumulator_dtype={config.accumulator_dtype!r} does nothing, as one micro-batch has no accumulator: set "
+            "accumulation_steps."
+        )
+
+
+def _around(spec: StepSpec, update: Update) -> Update:
+    def reduced(state, batch, **options):
+        found = reduction(spec)
+        return update(state, batch, data_sharding=found.rows if found.kind == "once" else None, **options)
+
+    return reduced
+
+
+def _told(spec: StepSpec, target: Target) -> Told:
+    found, dtypes, notes = reduction(spec), spec.config.dtypes, []
+    if found.why:
+        notes.append(f"Gradients are reduced {_WHEN[found.kind]}: {found.why}.")
+    if spec.config.accumulation_steps > 1 and jnp.finfo(dtypes.accumulator).bits < 32:
+        notes.append(_NARROW_SUMS.format(spec.config.accumulation_steps, dtypes.accumulator))
+    trainable, _ = partition(spec.abstract_params(), spec.workload.trainable)
+    fields = {
+        "gradients": tuple(_local_shape(leaf) for leaf in jax.tree.leaves(trainable)),
+        "shards": found.shards,
+        "gradient_reduction": found.kind if found.shards > 1 else None,
+    }
+    return Told(notes=tuple(notes), fields=fields)
+
+
+def _local_shape(leaf: Any) -> tuple[int, ...]:
     """The shape of a leaf on one device."""
     own = sharding_of(leaf)
     return tuple(leaf.shape if own is None else own.shard_shape(leaf.shape))
+
+
+LEVER = Lever(idle=_idle, around=_around, told=_told)

@@ -1,45 +1,121 @@
-"""What a step's remat setting does to its loss, found out without computing anything."""
+"""Rematerialisation as a lever: what a setting does to the loss, found by a dry trace, and what a report says of it."""
 
 import dataclasses
-import functools
-from typing import TYPE_CHECKING
+import math
+import warnings
 
-import jax
-
-from jaxmem import accumulate, remat
+from jaxmem import remat
+from jaxmem._units import format_bytes
+from jaxmem.errors import RematWarning
 from jaxmem.objective import LossOutput
-from jaxmem.train._loss import partition
+from jaxmem.policy import as_policy
+from jaxmem.targets import Target, on_target
+from jaxmem.train._lever import Lever, Told, Update
+from jaxmem.train._spec import StepSpec, once, without_remat
 
-if TYPE_CHECKING:
-    from jaxmem.train._step import TrainStep
+_FULL = as_policy("full")
+_WORTH_SAYING = 0.25  # of what full rematerialisation keeps
+_NOT_EVIDENCED = (
+    "Offload is not evidenced here: XLA:CPU keeps host and device values in one memory, and counts neither."
+)
 
 
-def examine_step(step: "TrainStep") -> remat.Examination:
-    """`remat.examine` of the step's loss on its first micro-batch, differentiated by the trainable parameters."""
+@once
+def examine(spec: StepSpec) -> remat.Examination:
+    """Whether the remat setting does anything to the loss of the first micro-batch.
+
+    Raises:
+      UnmatchedNamesError: no block of the loss offers a name of the policy.
+      RematWithoutEffect: the loss marks no block.
+    """
 
     def loss(checkpoint):
         def objective(trainable, frozen, batch, rng, state):
-            output = step.loss(frozen, checkpoint=checkpoint)(trainable, batch, rng=rng, state=state)
+            output = spec.loss(frozen, checkpoint=checkpoint)(trainable, batch, rng=rng, state=state)
             return output.objective if isinstance(output, LossOutput) else output
 
         return objective
 
-    return remat.examine(loss, *loss_arguments(step), argnums=0, policy=step.config.policy)
+    with spec.entered():
+        return remat.examine(loss, *spec.loss_arguments(), argnums=0, policy=spec.config.policy)
 
 
-def loss_arguments(step: "TrainStep") -> tuple:
-    """Shapes of what the loss of a step's first micro-batch is traced with: trainable, frozen, batch, rng, state."""
-    split = functools.partial(
-        accumulate.micro_batch,
-        index=0,
-        num_micro_batches=step.config.accumulation_steps,
-        batch_axes=step.workload.batch_axes,
-    )
-    state = step.abstract_state()
-    trainable, frozen = partition(state.params, step.workload.trainable)
-    return trainable, frozen, jax.eval_shape(split, step.abstract_batch()), state.rng, state.state
+def residual_table(spec: StepSpec) -> remat.ResidualTable:
+    """What one micro-batch keeps for its backward pass; where there is remat, with the table of the plain loss."""
+    plain, table = without_remat(spec), examine(spec).residuals
+    return table if plain is spec else dataclasses.replace(table, before=examine(plain).residuals)
 
 
-def compare_residuals(after: "TrainStep", before: "TrainStep") -> remat.ResidualTable:
-    """The residuals of one step with those of another beside them."""
-    return dataclasses.replace(after.examine().residuals, before=before.examine().residuals)
+def solution(spec: StepSpec) -> remat.Solution:
+    """What the remat budget of a spec with a decision was spent on."""
+    assert spec.decision is not None
+    budget = spec.config.budget
+    with spec.entered():
+        return spec.decision.solution(budget_bytes=None if budget is None else budget.bytes)
+
+
+def _around(spec: StepSpec, update: Update) -> Update:
+    """Before the update is traced, names that match nothing raise, and a setting that saves nothing warns."""
+    if spec.config.policy.keeps_everything:
+        return update
+
+    def checked(state, batch, **options):
+        for message in examine(spec).warnings:
+            warnings.warn(message, RematWarning, stacklevel=2)
+        return update(state, batch, **options)
+
+    return checked
+
+
+def _told(spec: StepSpec, target: Target) -> Told:
+    policy, budget = spec.config.policy, spec.config.budget
+    notes = list(examine(spec).warnings)
+    if policy.offload and target.platform == "cpu":
+        notes.append(_NOT_EVIDENCED)
+    if policy == _FULL:
+        with on_target(target), spec.entered():
+            notes += _left(examine(spec))
+    if spec.decision is not None and budget is not None:
+        notes.append(str(solution(spec)).splitlines()[-1])
+
+    def plain_residual_bytes() -> int | None:
+        if examine(spec).inside:
+            return None  # what is kept while a segment is recomputed is no residual of the forward pass
+        with on_target(target):  # a loss may need its mesh
+            return examine(without_remat(spec)).residuals.device_bytes
+
+    fields = {
+        "remat": str(policy if budget is None else spec.config.remat),
+        "saved_residual_bytes": lambda: examine(spec).residuals.device_bytes,
+        # A budget may be enough to keep everything.
+        "plain_residual_bytes": None if budget is not None else plain_residual_bytes,
+        "saved_names": lambda: _saved_names(examine(spec)),
+    }
+    return Told(notes=tuple(notes), fields=fields)
+
+
+def _left(found: remat.Examination) -> list[str]:
+    """What full rematerialisation leaves: a loss's logits, what lies before the first block."""
+    try:
+        outside = found.outside() if found.outside is not None else ()
+    except Exception:  # blocks with effects that no custom derivative may have: a note is not worth the report
+        return []
+    left, kept = sum(row.size_bytes for row in outside), found.residuals.device_bytes
+    if left < _WORTH_SAYING * kept:
+        return []
+    named = [f"{format_bytes(row.size_bytes)} {row.op} ({row.source or row.module or '-'})" for row in outside[:3]]
+    return [
+        f"full leaves {format_bytes(left)} of its {format_bytes(kept)} of residuals outside of blocks, the largest "
+        f"{', '.join(named)}: a budget (auto:6GiB, auto:0.25) may choose among these, too."
+    ]
+
+
+def _saved_names(found: remat.Examination) -> dict[tuple[str, int], str]:
+    """Names of the values that one micro-batch keeps, by source line and number of elements, where these tell."""
+    names: dict[tuple[str, int], set[str]] = {}
+    for row in found.residuals.rows:
+        names.setdefault((row.source, math.prod(row.shape)), set()).add(row.name or "")
+    return {key: next(iter(found)) for key, found in names.items() if len(found) == 1 and found != {""}}
+
+
+LEVER = Lever(around=_around, told=_told)

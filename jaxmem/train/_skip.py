@@ -1,4 +1,4 @@
-"""A window that overflowed takes no optimizer step: everything but what it consumed is as it was."""
+"""Loss scaling as a lever: a window that overflowed takes no optimizer step, and all but what it consumed stays."""
 
 import dataclasses
 from typing import Any
@@ -8,21 +8,35 @@ import jax.numpy as jnp
 
 from jaxmem import precision
 from jaxmem._flax import is_rng_state
+from jaxmem._scopes import OPTIMIZER_SCOPE
 from jaxmem.config import MemoryConfig
-from jaxmem.errors import MetricError, StateError
+from jaxmem.errors import StateError
+from jaxmem.train._lever import Lever, Update, with_own_metrics
+from jaxmem.train._spec import StepSpec
 from jaxmem.train._state import TrainState
 
-SCALING_METRICS = ("loss_scale", "skipped")
+
+def _state(spec: StepSpec, state: TrainState) -> TrainState:
+    scaling = spec.config.dtypes.loss_scale
+    return state if scaling is None else dataclasses.replace(state, loss_scale=precision.start_loss_scale(scaling))
 
 
-def current_scale(state: TrainState, config: MemoryConfig) -> jax.Array | None:
-    """What the objective of this window is multiplied by; None where the config scales nothing.
+def _around(spec: StepSpec, update: Update) -> Update:
+    if spec.config.dtypes.loss_scale is None:
+        return update
 
-    Raises:
-      StateError: the config scales losses, and the state has no scale.
-    """
-    if config.dtypes.loss_scale is None:
-        return None
+    def scaled(state, batch, **options):
+        scale = _current_scale(state)
+        new, out, metrics = update(state, batch, loss_scale=scale, **options)
+        with jax.named_scope(OPTIMIZER_SCOPE):
+            new = _skip_unless(out.finite, new, state, spec.config)
+        return new, out, with_own_metrics(metrics, loss_scale=scale, skipped=new.skipped)
+
+    return scaled
+
+
+def _current_scale(state: TrainState) -> jax.Array:
+    """What the objective of this window is multiplied by; StateError for a state that does not say."""
     if not isinstance(state.loss_scale, precision.LossScaleState):
         raise StateError(
             wanted="a state with a loss scale, as this step's config scales losses",
@@ -33,7 +47,7 @@ def current_scale(state: TrainState, config: MemoryConfig) -> jax.Array | None:
     return state.loss_scale.scale
 
 
-def skip_unless(finite: jax.Array, new: TrainState, old: TrainState, config: MemoryConfig) -> TrainState:
+def _skip_unless(finite: jax.Array, new: TrainState, old: TrainState, config: MemoryConfig) -> TrainState:
     """`new`, or, where the window was not finite, `old` with its data and random numbers consumed and the skip counted.
 
     A select per leaf, which on a GPU fuses into the update and costs nothing: a `lax.cond` there takes twice the
@@ -59,18 +73,4 @@ def skip_unless(finite: jax.Array, new: TrainState, old: TrainState, config: Mem
     )
 
 
-def scaling_metrics(new: TrainState, scale: jax.Array | None) -> dict[str, jax.Array]:
-    """The window's scale and how many windows were skipped so far; nothing where nothing is scaled."""
-    return {} if scale is None else dict(zip(SCALING_METRICS, (scale, new.skipped), strict=True))
-
-
-def check_metric_names(metrics: dict[str, Any], config: MemoryConfig) -> None:
-    """MetricError where the loss names a metric as the step does."""
-    own = ("loss",) if config.dtypes.loss_scale is None else ("loss", *SCALING_METRICS)
-    for name in own:
-        if name in metrics:
-            raise MetricError(
-                wanted=f"metrics named otherwise than {' and '.join(map(repr, own))}, which are the step's own",
-                got=f"a metric named {name!r}",
-                do="Rename it.",
-            )
+LEVER = Lever(state=_state, around=_around)

@@ -4,6 +4,11 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax.core import Tracer
+
+from jaxmem.errors import StateError
+from jaxmem.train._leaves import first_difference
+from jaxmem.workload import path_string
 
 
 @jax.tree_util.register_dataclass
@@ -32,3 +37,35 @@ class TrainState:
     state: Any
     loss_scale: Any
     rng: jax.Array
+
+
+def check_alive(state: Any, error: BaseException | None = None) -> None:
+    """StateError for a state whose arrays were given to a step before."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted():
+            raise StateError(
+                wanted="a state that is still there",
+                got=f"one that a step was given before, which donates it: {path_string(path, root='state')} is deleted",
+                do="Go on with the state that the step returned; to keep one, copy it first: jax.tree.map(jnp.copy, "
+                "state).",
+            ) from error
+
+
+def check_state(own: TrainState, state: Any, error: BaseException | None = None) -> None:
+    """StateError for a state that has other leaves, or leaves of other shapes, than a step's `own`."""
+    if not isinstance(state, TrainState):
+        raise StateError(
+            wanted="a TrainState, as step.init() makes it", got=f"a {type(state).__name__}", do="Call step.init()."
+        ) from error
+    # What a missing loss scale means is said where it is used; an optimizer's state may grow, as optax.monitor's does.
+    rest = {"loss_scale": None, "opt_state": None}
+    wanted, given = (dataclasses.replace(tree, **rest) for tree in (own, state))
+    different = first_difference(wanted, given, "state", dtypes=True) or first_difference(
+        own.opt_state, state.opt_state, "state/opt_state", dtypes=False, more=True
+    )
+    if different:
+        raise StateError(
+            wanted="a state of this step's workload and config",
+            got=different,
+            do="Make one with step.init(); one restored from a file must be of the same model and optimizer.",
+        ) from error

@@ -12,11 +12,12 @@ from jaxmem.config import MemoryConfig
 from jaxmem.errors import MiscompiledError, RematWarning, RematWithoutEffect, WorkloadError
 from jaxmem.targets import Target, resolve_target
 from jaxmem.train import _promises as promises
-from jaxmem.train._analysis import analyze
 from jaxmem.train._gradients import Outcome, PlainLoss, TooLarge, available_bytes, fill_batch, run_one_by_one, run_step
 from jaxmem.train._leaves import worst_leaf
+from jaxmem.train._report import report
+from jaxmem.train._spec import StepSpec, without_remat
 from jaxmem.train._state import TrainState
-from jaxmem.train._step import TrainStep, build_step
+from jaxmem.train._step import TrainStep
 from jaxmem.train._verification import Check, Verification
 
 
@@ -140,7 +141,7 @@ class Verifier:
             warnings.simplefilter("ignore", RematWarning)  # its facts are what is verified
             fields, checks, notes = self._gradients(step, reference)
             if reference is not None or step.config.recomputes:
-                plain = reference or step.configured(remat="none")
+                plain = reference or TrainStep(without_remat(step.spec), step.target)
                 found, promised = self._bytes(step, plain, name)
                 fields, checks = {**fields, **found}, [*checks, *promised]
         return Verification(
@@ -162,7 +163,8 @@ class Verifier:
         workload = step.workload
         rng = self.rng if self.rng is not None else jax.random.key(0) if workload.rng is None else workload.rng
         batch, made = fill_batch(workload.batch if self.batch is None else self.batch, rng)
-        batch = step.put(batch) if step.mesh_here is step.mesh else batch
+        spec = step.spec
+        batch = spec.put(batch) if spec.mesh_here is spec.mesh else batch
         notes = ("The batch is only a shape: its integers are random zeros and ones.",) if made else ()
         dtype = promises.narrowest(step.config, self._plain_loss(step, batch).narrow)
         local = step.reduction().kind == "once" and step.reduction().shards > 1
@@ -237,7 +239,7 @@ class Verifier:
             return run_step(reference, batch, self.state, rng, self.limit_bytes), "the reference step"
         steps = step.config.accumulation_steps
         if steps == 1 or self._plain_loss(step, batch).separable:
-            plain = build_step(step.workload, MemoryConfig(), mesh=step.mesh_here)
+            plain = TrainStep(StepSpec.of(step.workload, MemoryConfig(), step.spec.mesh_here))
             return run_step(plain, batch, self.state, rng, self.limit_bytes), "the plain step on the whole batch"
         outcome = run_one_by_one(step, batch, self.state, rng, self.limit_bytes)
         words = "plain micro-batches one by one, as model state or random numbers make the whole batch another matter"
@@ -275,5 +277,5 @@ class Verifier:
     def _report(self, step: TrainStep) -> MemoryReport:
         key = (id(step.workload), step.config, id(step.decision))
         if key not in self._reports:
-            self._reports[key] = analyze(step, target=self.target)
+            self._reports[key] = report(step.spec, self.target)
         return self._reports[key]

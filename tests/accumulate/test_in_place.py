@@ -16,6 +16,8 @@ import jaxmem
 from jaxmem import LossOutput, Max, MemoryConfig, Sum, WeightedMean, Workload, make_train_step
 from jaxmem.accumulate import value_and_grad
 from jaxmem.errors import ConfigError
+from jaxmem.targets import resolve_target
+from jaxmem.train._program import trace_for
 from tests.accumulate.problems import assert_trees_close, token_batch, token_loss, token_params
 
 OLD = jax.__version_info__ < (0, 12)
@@ -210,7 +212,8 @@ def test_case_41_an_inner_scan_five_micro_batches_and_a_frozen_leaf():
     work = Workload(loss, params(), X, optax.sgd(0.1), trainable=lambda path, leaf: "matrix" not in path)
     plain, step = (make_train_step(work, MemoryConfig(accumulation_steps=k)) for k in (1, 5))
     want, got = (one(one.init(), X)[0].params for one in (plain, step))
-    assert step.added is not None and step.added.in_place == ("params/scale", "params/stack", "params/unused")
+    added = trace_for(step.spec, resolve_target("cpu")).added
+    assert added is not None and added.in_place == ("params/scale", "params/stack", "params/unused")
     assert_trees_close(got, want, rtol=1e-5)
     np.testing.assert_array_equal(got["matrix"], work.params["matrix"])
 
@@ -351,7 +354,7 @@ def test_flax_models(make):
     work = make()
     step = make_train_step(work, MemoryConfig(accumulation_steps=5))
     state = step.init()
-    by_value, in_place = jax.jit(both(step.loss()))(state.params, work.batch, rng=state.rng, state=state.state)
+    by_value, in_place = jax.jit(both(step.spec.loss()))(state.params, work.batch, rng=state.rng, state=state.state)
     assert_same(by_value, in_place, rtol=1e-4)
     assert len(in_place.added.in_place) == len(jax.tree.leaves(state.params))
 

@@ -192,10 +192,10 @@ def test_a_step_that_offloads_gets_the_cure_and_another_keeps_its_options(monkey
     )
     offloading = make_train_step(workload, MemoryConfig(remat=Policy(offload=("h",))))
     plain = make_train_step(workload, MemoryConfig())
-    assert offloading.compiler_options("gpu") == {"xla_disable_hlo_passes": "cse,dynamic-slice-annotator"}
+    assert offloading.spec.compiler_options("gpu") == {"xla_disable_hlo_passes": "cse,dynamic-slice-annotator"}
     for step, platform in itertools.product((offloading, plain), ("cpu", "tpu")):
-        assert step.compiler_options(platform) == {"xla_disable_hlo_passes": "cse"}
-    assert plain.compiler_options("gpu") == {"xla_disable_hlo_passes": "cse"}
+        assert step.spec.compiler_options(platform) == {"xla_disable_hlo_passes": "cse"}
+    assert plain.spec.compiler_options("gpu") == {"xla_disable_hlo_passes": "cse"}
 
 
 def test_a_compiled_step_that_shows_a_fault_is_refused_by_name(monkeypatch):

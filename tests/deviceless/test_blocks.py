@@ -42,7 +42,7 @@ def temp_bytes(target, name, remat, marked):
 
     def gradient(params, batch, rng, state):
         def objective(params):
-            mean = step.loss()(params, batch, rng=rng, state=state).objective
+            mean = step.spec.loss()(params, batch, rng=rng, state=state).objective
             return mean.total / mean.weight
 
         return jax.value_and_grad(objective)(params)

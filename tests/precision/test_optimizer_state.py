@@ -11,6 +11,7 @@ import pytest
 from jaxmem import MemoryConfig, Precision, WeightedMean, Workload, make_train_step
 from jaxmem.errors import ConfigError, PrecisionWithoutEffect
 from jaxmem.precision import store_state_in
+from jaxmem.train._program import jitted
 
 BF16, F32 = jnp.dtype("bfloat16"), jnp.dtype("float32")
 X = jnp.asarray(np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32))
@@ -77,7 +78,7 @@ def test_bfloat16_state_is_half_as_large_donated_and_stable():
     for _ in range(3):
         (state, metrics), (other, want) = step(state, X), wide(other, X)
     assert jax.tree.map(lambda x: x.dtype, state) == jax.tree.map(lambda x: x.dtype, before)
-    assert step._jitted._cache_size() == 1
+    assert jitted(step.spec)._cache_size() == 1
     np.testing.assert_allclose(metrics["loss"], want["loss"], rtol=1e-2)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from jaxmem import LossOutput, MemoryConfig, Precision, Sum, WeightedMean, Workload, analyze, make_train_step
 from jaxmem.errors import ConfigError
+from jaxmem.train._update import make_update
 
 ROWS = 8 * 257  # bfloat16 cannot hold 2056; its neighbours are 2048 and 2064
 
@@ -64,7 +65,7 @@ def test_case_20_the_accumulators_of_a_step_have_the_configured_dtype():
     for dtype in (jnp.float32, jnp.bfloat16):
         config = MemoryConfig(accumulation_steps=4, accumulator_dtype=dtype)
         step = make_train_step(Workload(loss, params, jnp.ones(8), optax.sgd(0.1)), config)
-        jaxpr = jax.make_jaxpr(step._step)(step.abstract_state(), step.abstract_batch())
+        jaxpr = jax.make_jaxpr(make_update(step.spec))(step.abstract_state(), step.abstract_batch())
         (scan,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
         carry = [v.aval for v in scan.outvars if v.aval.shape in ((3, 5), (7,))]
         assert [aval.dtype for aval in carry] == [dtype, dtype]

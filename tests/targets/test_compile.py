@@ -11,7 +11,6 @@ from jaxmem.targets import (
     compile_noting,
     compile_on,
     find_chip,
-    on_target,
     place,
     resolve_target,
     unknown_scratch_bytes,
@@ -56,9 +55,7 @@ def test_a_step_with_a_target_lowers_and_compiles_for_it():
 def test_without_tiles_for_triton_products_go_to_cublas_and_the_report_says_so():
     """A ViT of 17 tokens: jax 0.10.2 finds no tiles for its rows; where a newer one does, there is nothing to say."""
     target = resolve_target("gpu-h100")
-    traced, _, _ = jaxmem.make_train_step(vit(layers=1)).trace_for(target)
-    with on_target(target):
-        lowered = traced.lower()
+    lowered = jaxmem.make_train_step(vit(layers=1), target=target).lower()
     _, notes = compile_noting(lowered, target)
     try:
         compile_noting(lowered, target, {"xla_gpu_enable_triton_gemm": True})  # given, so nothing else is tried

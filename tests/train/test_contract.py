@@ -15,6 +15,7 @@ from flax import linen as nn
 from flax import nnx
 
 from jaxmem import LossOutput, Max, MemoryConfig, Sum, WeightedMean, Workload, accumulate, make_train_step
+from jaxmem.train._program import jitted
 
 B, T, D, VOCAB, LAYERS = 4, 6, 16, 11, 2
 REMAT = ("none", "full", "dots", "dots_no_batch")
@@ -231,7 +232,7 @@ def run(name, rate, batch, **config):
     first = updates(state.params, old)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(state.params))
     state, _ = step(state, batch)
-    assert step._jitted._cache_size() == 1  # one trace
+    assert jitted(step.spec)._cache_size() == 1  # one trace
     assert int(state.step) == int(state.window) == 2
     return first, metrics
 

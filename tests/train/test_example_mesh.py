@@ -23,6 +23,7 @@ from jaxmem import (
     verify,
 )
 from jaxmem.errors import BatchError, MeshError, RetargetError
+from jaxmem.train._program import jitted
 from tests.accumulate.problems import assert_trees_close
 
 KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -67,7 +68,7 @@ def trained(step, batch):
     """Parameters and loss after two steps, which are one program."""
     state, _ = step(step.init(), batch)
     state, metrics = step(state, batch)
-    assert step._jitted._cache_size() == 1
+    assert jitted(step.spec)._cache_size() == 1
     return jax.tree.map(np.asarray, (state.params, metrics["loss"]))
 
 

@@ -16,6 +16,7 @@ from jaxmem import LossOutput, MemoryConfig, Precision, Sum, WeightedMean, Workl
 from jaxmem.errors import MetricError, NonFiniteError, StateError, TooManySkippedWindows
 from jaxmem.precision import DynamicLossScale, start_loss_scale
 from jaxmem.train import verify
+from jaxmem.train._program import jitted
 
 K = 4
 X = jnp.asarray(np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32))
@@ -113,7 +114,7 @@ def test_the_scale_grows_and_nothing_is_traced_again():
     assert [float(metrics["loss_scale"]) for metrics in read] == [4, 4, 8, 8, 4, 4]
     assert [int(metrics["skipped"]) for metrics in read] == [0, 0, 0, 1, 1, 1]  # not donated with the state
     assert float(state.loss_scale.scale) == 8
-    assert len(traces) == traced and step._jitted._cache_size() == 1
+    assert len(traces) == traced and jitted(step.spec)._cache_size() == 1
 
 
 def test_a_scale_rescues_gradients_that_float16_would_lose():
@@ -181,7 +182,7 @@ def test_batch_norm_statistics_are_restored_with_the_window():
     )
     state, _ = step(step.init(), X)
     before = kept(state)
-    unguarded = jax.jit(step.loss())(state.params, overflowing(X)[2::K], rng=state.rng, state=state.state)
+    unguarded = jax.jit(step.spec.loss())(state.params, overflowing(X)[2::K], rng=state.rng, state=state.state)
     assert not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(unguarded.state))
     state, _ = step(state, overflowing(X))
     assert kept(state) == before and int(state.skipped) == 1

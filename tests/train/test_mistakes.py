@@ -11,6 +11,7 @@ import pytest
 
 from jaxmem import MemoryConfig, Precision, Workload, accumulate, make_train_step, train_loop, verify
 from jaxmem.errors import BatchError, ConfigError, InputError, StateError, WorkloadError
+from jaxmem.train._program import jitted
 
 
 def loss(params, batch):
@@ -146,7 +147,7 @@ def test_a_program_that_fails_when_it_runs_stays_what_it_is():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory allocating 8 bytes")
 
     step = make_train_step(work())
-    state, step._jitted = step.init(), fail
+    state, step.spec.known[jitted] = step.init(), fail
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
         step(state, {"x": jnp.ones((16, 4))})
 

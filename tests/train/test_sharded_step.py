@@ -28,6 +28,7 @@ from jaxmem import (
 from jaxmem.analysis import MemoryReport
 from jaxmem.errors import ConfigError, StateError
 from jaxmem.report import print_report
+from jaxmem.train._program import jitted
 from tests.accumulate.problems import assert_trees_close
 
 D = 16
@@ -64,7 +65,7 @@ def step_of(mesh=None, own=params, batch=batch, optimizer=optax.adam, **config):
 def two_steps(step, batch=batch):
     state, metrics = step(step.init(), batch())
     state, metrics = step(state, batch())
-    assert step._jitted._cache_size() == 1
+    assert jitted(step.spec)._cache_size() == 1
     return state, metrics
 
 
@@ -110,13 +111,13 @@ def test_rows_lie_as_the_example_batch_does():
     mesh = mesh_of(("model", 2), ("rows", 4))
     own = lambda: jax.device_put(batch(), NamedSharding(mesh, P("rows")))  # noqa: E731
     step = step_of(mesh, batch=own, gradient_reduction="once")
-    assert step._layout.rows == NamedSharding(mesh, P("rows"))
+    assert step.spec.layout.rows == NamedSharding(mesh, P("rows"))
     assert_trees_close(numbers(two_steps(step))[0], wanted()[0], rtol=1e-4, atol=1e-5)
     by_batch = step_of(batch=own, gradient_reduction="once")  # no mesh: that of the batch
     state, _ = by_batch(by_batch.init(), own())
     first, _ = step(step.init(), batch())
     assert_trees_close(state.params, first.params)
-    assert step_of(mesh)._layout.rows == NamedSharding(mesh, P("model"))  # the first axis, as none is "data"
+    assert step_of(mesh).spec.layout.rows == NamedSharding(mesh, P("model"))  # the first axis, as none is "data"
 
 
 def test_bare_specs_in_the_loss_mean_the_steps_mesh():

@@ -19,6 +19,8 @@ from jaxmem.errors import (
     StateError,
     WorkloadError,
 )
+from jaxmem.train._program import jitted
+from jaxmem.train._update import make_update
 
 BATCH = {"x": jnp.asarray(np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32))}
 
@@ -133,7 +135,7 @@ def test_one_trace_over_many_steps():
     state = step.init()
     for _ in range(4):
         state, metrics = step(state, BATCH)
-    assert len(traces) == 1 and step._jitted._cache_size() == 1
+    assert len(traces) == 1 and jitted(step.spec)._cache_size() == 1
     assert int(state.step) == int(state.window) == 4 and int(state.skipped) == 0 and bool(state.last_finite)
     assert float(metrics["loss"]) < float(loss(params(), BATCH).total / 8)
 
@@ -180,7 +182,7 @@ def test_a_frozen_leaf_is_untouched_and_costs_nothing(trainable):
 
 
 def scan_carry(step):
-    jaxpr = jax.make_jaxpr(step._step)(step.abstract_state(), step.abstract_batch())
+    jaxpr = jax.make_jaxpr(make_update(step.spec))(step.abstract_state(), step.abstract_batch())
     (scan,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
     return [v.aval for v in scan.outvars]  # it stacks nothing
 

@@ -1,0 +1,110 @@
+"""A step as a program: jitted for this machine, traced, lowered and compiled for a target."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxmem.analysis import check_compiled
+from jaxmem.targets import Target, compile_lowered, on_target, place, resolve_target
+from jaxmem.train._mistakes import blaming
+from jaxmem.train._peaks import versions
+from jaxmem.train._remat import examine
+from jaxmem.train._spec import StepSpec, once
+from jaxmem.train._update import abstract_arguments, abstract_state, make_update
+
+
+@once
+def jitted(spec: StepSpec) -> Callable:
+    """`step(state, batch) -> (state, metrics)` for this machine, with `state` donated."""
+    update = make_update(spec)
+
+    def step(state, batch):
+        return update(state, batch)[:2]
+
+    options = spec.compiler_options(resolve_target(None).platform)  # it runs here, whatever it is compiled for
+    return jax.jit(step, donate_argnums=0, compiler_options=options)
+
+
+@once
+def _with_facts(spec: StepSpec) -> Callable:
+    """The same program; as a third output, without arrays, its trace says how gradients were added."""
+    update = make_update(spec)
+
+    def step(state, batch):
+        return update(state, batch)
+
+    return jax.jit(step, donate_argnums=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TargetProgram:
+    """The step of a spec, traced for a target.
+
+    Args:
+      traced: of `(state, batch)`.
+      target: with the mesh of the arguments' shardings.
+      notes: sentences on how it was placed and traced.
+    """
+
+    traced: jax.stages.Traced
+    target: Target
+    notes: tuple[str, ...]
+
+    def lower(self) -> jax.stages.Lowered:
+        """Lowered with the target's platform as default."""
+        with on_target(self.target):
+            return self.traced.lower()
+
+    @property
+    def added(self) -> Any:
+        """How gradients of micro-batches are added up; None of one that has none."""
+        return self.traced.out_info[2]
+
+
+def trace_here(spec: StepSpec) -> jax.stages.Traced:
+    """The step traced on abstract arguments, for the default backend."""
+    if spec.layout.mesh is None:  # arguments are taken as they come
+        with blaming(spec):
+            return jitted(spec).trace(abstract_state(spec), spec.abstract_batch())
+    with blaming(spec), spec.entered():
+        return jitted(spec).trace(*abstract_arguments(spec))
+
+
+def trace_for(spec: StepSpec, target: Target, make: Callable[[StepSpec], Any] = _with_facts) -> TargetProgram:
+    """The step traced for a target."""
+    placed, function = place(abstract_arguments(spec), target), make(spec)  # made where this machine is asked for
+    with on_target(placed.target) as scope, blaming(spec), spec.entered():
+        if not spec.config.policy.keeps_everything:
+            examine(spec)  # a setting that cannot be had is refused before the step is traced
+        traced = function.trace(*placed.args)
+    return TargetProgram(traced=traced, target=placed.target, notes=(*placed.notes, *scope.notes))
+
+
+def lower(spec: StepSpec, target: str | Target | None) -> jax.stages.Lowered:
+    """The step lowered for a target; None is the default backend."""
+    if target is None:
+        return trace_here(spec).lower()
+    return trace_for(spec, resolve_target(target), jitted).lower()
+
+
+def compile_step(spec: StepSpec, target: str | Target | None) -> jax.stages.Compiled:
+    """The step compiled for a target; None is this machine.
+
+    Raises:
+      MiscompiledError: the compiler made it compute wrong numbers, in a way that is known.
+    """
+    resolved = resolve_target(target)
+    compiled = compile_lowered(lower(spec, target), resolved, spec.compiler_options(resolved.platform))
+    check_compiled(compiled, resolved.platform, "step")
+    return compiled
+
+
+def content(spec: StepSpec, lowered: jax.stages.Lowered, target: Target) -> str:
+    """What a compiled peak depends on, as one word."""
+    devices = [(device.platform, device.device_kind) for device in target.devices]
+    options = sorted({**dict(target.compiler_options), **dict(spec.compiler_options(target.platform) or {})}.items())
+    said = (lowered.as_text(), target.name, target.topology, options, devices, versions())
+    return hashlib.sha256(repr(said).encode()).hexdigest()

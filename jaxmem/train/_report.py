@@ -1,0 +1,77 @@
+"""The report of a step: its program with what the levers say of it, and its peak alone for the trials of a budget."""
+
+import warnings
+
+import jax
+
+from jaxmem._miscompilations import told
+from jaxmem.analysis import (
+    CompiledProgram,
+    MemoryReport,
+    Program,
+    analyze_program,
+    compiled_program,
+    kinds_by_path,
+    peak_and_seconds,
+)
+from jaxmem.errors import InputError, RematWarning
+from jaxmem.targets import Target, resolve_target
+from jaxmem.train._peaks import Peak
+from jaxmem.train._program import trace_for
+from jaxmem.train._spec import StepSpec
+from jaxmem.train._update import LEVERS, idle_settings
+
+_KIND_OF = kinds_by_path(
+    {"state": "state", "state.params": "parameters", "state.opt_state": "optimizer_state", "batch": "batch"}
+)
+
+
+def program(spec: StepSpec, name: str, target: Target) -> Program:
+    """The step of a spec as it is analysed: traced for a target, with what is known of it before it is compiled."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RematWarning)  # they are notes of the report
+        traced = trace_for(spec, target)
+        said = [lever.told(spec, traced.target) for lever in LEVERS]
+    notes = [note for one in said for note in one.notes]
+    notes += idle_settings(spec)
+    notes += [] if traced.added is None else [str(traced.added)]
+    notes += map(told, spec.faults_avoided(target.platform))
+    fields = {field: value for one in said for field, value in one.fields.items()}
+    return Program.from_traced(
+        traced.traced,
+        target=traced.target,
+        name=name,
+        compiler_options=spec.compiler_options(target.platform),
+        refuse_miscompiled=True,
+        kind_of=_KIND_OF,
+        notes=(*notes, *traced.notes),
+        made=spec.known.get((CompiledProgram, target)),
+        **fields,
+    )
+
+
+def report(spec: StepSpec, target: str | Target | None) -> MemoryReport:
+    """What the compiled step needs on a target."""
+    resolved = resolve_target(target)
+    return analyze_program(program(spec, "step", resolved), resolved)
+
+
+def compiled_peak(spec: StepSpec, lowered: jax.stages.Lowered, target: Target) -> Peak:
+    """Compiles a lowered step for its peak and seconds; the spec keeps the program, and its report compiles no other.
+
+    Raises:
+      InputError: the target's compiler does not tell the peak.
+      MiscompiledError: the compiler made the step compute wrong numbers, in a way that is known.
+    """
+    options = spec.compiler_options(target.platform)
+    known = Program(name="step", lower=lambda: lowered, compiler_options=options, refuse_miscompiled=True)
+    known = compiled_program(known, target)
+    peak, seconds = peak_and_seconds(known, target)
+    if peak is None:
+        raise InputError(
+            wanted=f"a target whose compiler tells the peak, for a budget of bytes on {target.name}",
+            got="no memory analysis",
+            do='Compile for target="cpu" or a chip by its name, or use a share: remat="auto:0.25".',
+        )
+    spec.known[CompiledProgram, target] = known.made
+    return Peak(peak, seconds)

@@ -1,0 +1,115 @@
+"""`analyze` and `compare` for workloads, configs and train steps, beside all that `jaxmem.analysis` takes."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxmem import analysis
+from jaxmem.analysis import Comparison, MemoryReport, as_program
+from jaxmem.analysis._progress import Progress
+from jaxmem.config import MemoryConfig
+from jaxmem.errors import InputError, WorkloadError
+from jaxmem.targets import Target
+from jaxmem.train._budget import spend
+from jaxmem.train._report import program, report
+from jaxmem.train._spec import StepSpec
+from jaxmem.train._step import TrainStep
+from jaxmem.workload import Workload
+
+
+def analyze(
+    fn: Any,
+    *args: Any,
+    target: str | Target | None = None,
+    donate_argnums: Any = (),
+    static_argnames: Any = (),
+    in_shardings: Any = None,
+    arg_kinds: Any = None,
+) -> MemoryReport:
+    """What a step, or any function of arrays, needs when compiled for `target`. Nothing is run or allocated.
+
+    Args:
+      fn: a `Workload`, with a `MemoryConfig` as the only one of `args` or without; a `TrainStep`, without `args`; or
+        a function, jitted or not, a `jax.stages.Traced`, `Lowered` or `Compiled`, as `jaxmem.analysis.analyze` has it.
+      *args: of a function, arrays or `jax.ShapeDtypeStruct`, static arguments by value.
+      target: "local" (None), "cpu", the name of a chip, or a `Target`.
+      donate_argnums, static_argnames, in_shardings, arg_kinds: of a function, see `jaxmem.analysis.analyze`.
+
+    Raises:
+      InputError: for something that cannot be analysed, or arguments that do not fit it.
+      UnknownTargetError: for a target that this version cannot compile for.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from jaxmem import MemoryConfig, Workload, analyze
+    >>> workload = Workload(lambda w, x: jnp.mean((x @ w) ** 2), jnp.ones((4, 4)), jnp.ones((8, 4)), optax.sgd(0.1))
+    >>> analyze(workload, MemoryConfig(accumulation_steps=2), target="cpu").by_kind["parameters"]
+    64
+    """
+    options = {
+        "donate_argnums": donate_argnums,
+        "static_argnames": static_argnames,
+        "in_shardings": in_shardings,
+        "arg_kinds": arg_kinds,
+    }
+    if not isinstance(fn, (Workload, TrainStep)):
+        return analysis.analyze(fn, *args, target=target, **options)
+    given = [name for name, value in options.items() if value not in ((), None)]
+    given += [f"{len(args)} argument(s)"] if len(args) > isinstance(fn, Workload) else []
+    if given:
+        raise InputError(
+            wanted=f"a {type(fn).__name__}{' and a MemoryConfig' * isinstance(fn, Workload)} alone: it has its options",
+            got=f"{', '.join(given)} beside it",
+            do="Leave them out, or analyse a function.",
+        )
+    spec = fn.spec if isinstance(fn, TrainStep) else spend(StepSpec.of(fn, *args), target)
+    return report(spec, target)
+
+
+def compare(
+    variants: Mapping[str, Any],
+    *args: Any,
+    target: str | Target | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compiles each variant for one target and puts the reports side by side.
+
+    Every variant is traced, and its remat setting checked, before the first is compiled.
+
+    Args:
+      variants: name → `MemoryConfig`, with a `Workload` as the only one of `args`; a `TrainStep`; or what
+        `jaxmem.analysis.compare` takes: functions of `args`, lowered or compiled programs.
+      *args: what all variants are given.
+      target: "local" (None), "cpu", the name of a chip, or a `Target`.
+      progress: called with a variant's name and "tracing", "compiling" or "done"; without it a terminal shows a line.
+
+    Raises:
+      RematWithoutEffect: a remat setting that leaves the residuals unchanged.
+      InputError: no variants. Whatever the first of them raises, such as BudgetInfeasible, where all are refused;
+        where some are not, the others are `refused`.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from jaxmem import MemoryConfig, Workload, compare
+    >>> workload = Workload(lambda w, x: jnp.mean((x @ w) ** 2), jnp.ones((4, 4)), jnp.ones((8, 4)), optax.sgd(0.1))
+    >>> table = compare({f"K={k}": MemoryConfig(accumulation_steps=k) for k in (1, 2)}, workload, target="cpu")
+    >>> [row.name for row in table.rows]
+    ['K=1', 'K=2']
+    """
+    plain: dict[MemoryConfig, StepSpec] = {}  # by config without remat: what all its remat settings share
+
+    def make(variant: Any, *args: Any, name: str, target: Target) -> Any:
+        if isinstance(variant, TrainStep):
+            return program(variant.spec, name, target)
+        if not isinstance(variant, MemoryConfig):
+            return as_program(variant, *args, name=name, target=target)
+        if len(args) != 1 or not isinstance(args[0], Workload):
+            raise WorkloadError(
+                wanted="compare({name: MemoryConfig(...)}, workload)",
+                got=f"{', '.join(type(arg).__name__ for arg in args) or 'no argument'} beside a MemoryConfig",
+                do="Pass the Workload as the only argument after the configs.",
+            )
+        base = dataclasses.replace(variant, remat="none")
+        if base not in plain:
+            plain[base] = StepSpec.of(args[0], base)
+        return program(spend(plain[base].with_remat(variant.remat), target), name, target)
+
+    return analysis.compare(variants, *args, target=target, progress=progress, make=make)
