@@ -12,7 +12,7 @@ from jaxmem.budget import parse_budget
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, SettingWarning, WorkloadError
 from jaxmem.policy import Policy
-from jaxmem.remat.auto import MAX_COMPILES, Decision
+from jaxmem.remat.auto import MAX_COMPILES
 from jaxmem.targets import Target, refusing_options, resolve_target
 from jaxmem.train import _program as programs
 from jaxmem.train._budget import Trials, build_problem, spend, spend_bytes
@@ -81,27 +81,8 @@ class TrainStep:
 
     def __init__(self, spec: StepSpec, target: str | Target | None = None, trials: dict[Target, Trials] | None = None):
         self.spec, self.target = spec, target
+        self.workload, self.config, self.mesh, self.decision = spec.workload, spec.config, spec.mesh, spec.decision
         self._trials = {} if trials is None else trials
-
-    @property
-    def workload(self) -> Workload:
-        """What is trained."""
-        return self.spec.workload
-
-    @property
-    def config(self) -> MemoryConfig:
-        """How."""
-        return self.spec.config
-
-    @property
-    def mesh(self) -> Any:
-        """The mesh that the step was made for; None where its arrays say where they lie."""
-        return self.spec.mesh
-
-    @property
-    def decision(self) -> Decision | None:
-        """What a remat budget was spent on; None without one."""
-        return self.spec.decision
 
     # -- running -----------------------------------------------------------------------------------
 

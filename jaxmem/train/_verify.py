@@ -12,8 +12,9 @@ from jaxmem.config import MemoryConfig
 from jaxmem.errors import MiscompiledError, RematWarning, RematWithoutEffect, WorkloadError
 from jaxmem.targets import Target, resolve_target
 from jaxmem.train import _promises as promises
-from jaxmem.train._gradients import Outcome, PlainLoss, TooLarge, available_bytes, fill_batch, run_one_by_one, run_step
+from jaxmem.train._gradients import Outcome, PlainLoss, TooLarge, available_bytes, fill_batch, run_step
 from jaxmem.train._leaves import worst_leaf
+from jaxmem.train._one_by_one import run_one_by_one
 from jaxmem.train._report import report
 from jaxmem.train._spec import StepSpec, without_remat
 from jaxmem.train._state import TrainState
