@@ -38,7 +38,7 @@ class StepSpec:
     known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def of(cls, workload: Workload, config: MemoryConfig | None, mesh: Any = None) -> "StepSpec":
+    def of(cls, workload: Workload, config: MemoryConfig | None = None, mesh: Any = None) -> "StepSpec":
         """A spec without a decision, checked.
 
         Raises:
