@@ -12,7 +12,7 @@ from typing import NamedTuple
 from jaxmem._product_flops import WindowDimension, convolution_flops, dot_flops
 from jaxmem.analysis.hlo._module import Computation, Instruction, Module, computation_names
 from jaxmem.analysis.hlo._parse import parse_hlo
-from jaxmem.analysis.hlo._walk import CALLS, Walk
+from jaxmem.analysis.hlo._walk import CALLS, Walk, plus
 
 # JAX puts this scope on what a checkpoint computes a second time.
 REMAT_SCOPE = "rematted_computation"
@@ -75,9 +75,6 @@ class Flops(NamedTuple):
     recompute: int = 0
     unlabelled: int = 0
 
-    def plus(self, other: "Flops", times: int = 1) -> "Flops":
-        return Flops(*(one + more * times for one, more in zip(self, other, strict=True)))
-
 
 _NONE = Flops()
 
@@ -104,7 +101,7 @@ class ModuleFlops:
         total = _NONE
         for instruction in computation.instructions.values():
             if instruction.opcode in _COUNTED and (flops := self.of(computation, instruction)).all:
-                total = total.plus(_with_label(computation, instruction, flops))
+                total = plus(total, _with_label(computation, instruction, flops))
         return total
 
     def of(self, computation: Computation, instruction: Instruction) -> Flops:
@@ -123,7 +120,7 @@ class ModuleFlops:
             return _labelled(instruction.op_name, product)
         inside = _NONE
         for name in computation_names(instruction.attribute("called_computations") or ""):
-            inside = inside.plus(self.walk.computation(name))
+            inside = plus(inside, self.walk.computation(name))
         target = instruction.attribute("custom_call_target") or ""
         if not inside.all and not _NO_MATMUL.search(target):
             self._custom_calls[target] += 1
@@ -141,7 +138,7 @@ def _with_label(computation: Computation, instruction: Instruction, flops: Flops
     if not scope:
         users = [user.op_name for user, _ in computation.users.get(instruction.name, ())]
         scope = next(filter(None, reversed(users)), "")
-    return _labelled(scope, flops.unlabelled).plus(flops._replace(all=flops.all - flops.unlabelled, unlabelled=0))
+    return plus(_labelled(scope, flops.unlabelled), flops._replace(all=flops.all - flops.unlabelled, unlabelled=0))
 
 
 def _labelled(scope: str, flops: int) -> Flops:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxmem.analysis.hlo._collectives import group_size
 from jaxmem.analysis.hlo._module import Computation, Instruction, Module
 from jaxmem.analysis.hlo._types import Array, arrays
-from jaxmem.analysis.hlo._walk import CALLS, Walk
+from jaxmem.analysis.hlo._walk import CALLS, Walk, plus
 
 _REDUCTIONS = ("all-reduce", "reduce-scatter")
 # What hands an array on as it is, or in another order.
@@ -45,9 +45,9 @@ def gradient_reductions(module: Module, shapes: Sequence[tuple[int, ...]], devic
             opcode = instruction.opcode
             if opcode.removesuffix("-start") in _REDUCTIONS:
                 if group_size(instruction) in (None, devices):
-                    found = found.plus(_reduced(module, computation, instruction, sizes - {1}))
+                    found = plus(found, _reduced(module, computation, instruction, sizes - {1}))
             elif opcode in CALLS:
-                found = found.plus(walk.called(computation, instruction))
+                found = plus(found, walk.called(computation, instruction))
         return found
 
     walk = Walk(module, _Reduced(), run, size=lambda reduced: reduced.size_bytes)
@@ -58,9 +58,6 @@ def gradient_reductions(module: Module, shapes: Sequence[tuple[int, ...]], devic
 class _Reduced(NamedTuple):
     elements: int = 0
     size_bytes: int = 0
-
-    def plus(self, other: "_Reduced", times: int = 1) -> "_Reduced":
-        return _Reduced(self.elements + other.elements * times, self.size_bytes + other.size_bytes * times)
 
 
 def _reduced(module: Module, computation: Computation, reduction: Instruction, sizes: set[int]) -> _Reduced:

@@ -5,7 +5,7 @@ loop repeats its body, a conditional runs one branch and a call runs what it nam
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from jaxmem.analysis.hlo._loops import trip_count
 from jaxmem.analysis.hlo._module import Computation, Instruction, Module
@@ -14,15 +14,12 @@ from jaxmem.analysis.hlo._module import Computation, Instruction, Module
 CALLS = frozenset(("fusion", "fusion-start", "call", "call-start", "async-start", "while", "conditional"))
 
 
-class Amount(Protocol):
-    """What is counted."""
-
-    def plus(self, other: Any, times: Any = 1) -> Any:
-        """The sum with `times` as much of another amount."""
-        ...
+T = TypeVar("T", bound=tuple)
 
 
-T = TypeVar("T", bound=Amount)
+def plus(one: T, other: T, times: float = 1) -> T:
+    """An amount, which is a NamedTuple of numbers, with `times` as much of another."""
+    return type(one)(*(mine + more * times for mine, more in zip(one, other, strict=True)))
 
 
 class Walk(Generic[T]):
@@ -66,7 +63,7 @@ class Walk(Generic[T]):
 
     def called(self, computation: Computation, instruction: Instruction) -> T:
         """The amount of all that an instruction of `computation` calls."""
-        total: Any = self._none
+        total = self._none
         if instruction.opcode == "conditional":
             branches = [self.computation(name) for name in instruction.branches]
             total = max(branches, key=self._size, default=self._none)
@@ -75,10 +72,10 @@ class Walk(Generic[T]):
             parts = [self.computation(instruction.attribute(part) or "") for part in ("condition", "body")]
             trips = trip_count(self.module, computation, instruction)
             for part in parts:
-                total = total.plus(part, 1 if trips is None else trips)
+                total = plus(total, part, 1 if trips is None else trips)
             if trips is None:
                 self.endless.append(total)
         else:
             for _, name in instruction.called:
-                total = total.plus(self.computation(name))
+                total = plus(total, self.computation(name))
         return total

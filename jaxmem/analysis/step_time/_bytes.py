@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from jaxmem.analysis.hlo._module import Computation, Instruction, Module
 from jaxmem.analysis.hlo._types import arrays
+from jaxmem.analysis.hlo._walk import plus
 
 _DEVICE, _HOST = 0, 5  # the other numbers are on-chip memories, which cost no bandwidth worth counting
 
@@ -26,9 +27,6 @@ class Traffic(NamedTuple):
 
     device: float = 0
     host: float = 0
-
-    def plus(self, other: "Traffic", factor: float = 1) -> "Traffic":
-        return Traffic(self.device + other.device * factor, self.host + other.host * factor)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -69,7 +67,7 @@ def _output_bytes(instruction: Instruction) -> Traffic:
     written = Traffic()
     for number, array in enumerate(arrays(instruction.type)):
         if number == 0 or len(array.sizes) != 1 or array.dtype not in ("s8", "u8"):
-            written = written.plus(type_bytes(array.text))
+            written = plus(written, type_bytes(array.text))
     return written
 
 
@@ -99,9 +97,9 @@ class Traffics:
         elif instruction.opcode == "scatter" and len(sizes) > 2 and operands[2]:
             written = _ratio(_elements(operands[2].type), _elements(instruction.type))
             shares[0] = written
-        total = Traffic().plus(out, written)
+        total = plus(Traffic(), out, written)
         for size, share in zip(sizes, shares, strict=True):
-            total = total.plus(size, share)
+            total = plus(total, size, share)
         return total
 
     def _fusion(self, fused: Computation | None) -> tuple[list[float], float]:

@@ -6,7 +6,7 @@ from jaxmem.analysis._records import StepTime
 from jaxmem.analysis.hlo._collectives import device_count, is_collective, sent_bytes
 from jaxmem.analysis.hlo._module import Computation, Instruction, Module
 from jaxmem.analysis.hlo._parse import parse_hlo
-from jaxmem.analysis.hlo._walk import CALLS, Walk
+from jaxmem.analysis.hlo._walk import CALLS, Walk, plus
 from jaxmem.analysis.step_time._bytes import FREE, FUSIONS, Traffic, Traffics, started_bytes
 from jaxmem.analysis.step_time._chip import ChipSpeed
 from jaxmem.analysis.step_time._work import Seconds, Work, cost_estimate
@@ -101,9 +101,9 @@ class _Estimate:
             elif opcode.endswith("-done"):
                 done, engine = pending.get(next(iter(instruction.operands), ""), (0.0, "memory"))
                 waited = max(0.0, done - total.seconds)
-                total = total.plus(Seconds(**{engine: waited}, filled=waited))
+                total = plus(total, Seconds(**{engine: waited}, filled=waited))
             elif opcode not in FREE and not opcode.endswith("-update"):
-                total = total.plus(self._instruction(computation, instruction))
+                total = plus(total, self._instruction(computation, instruction))
         return total
 
     def _instruction(self, computation: Computation, instruction: Instruction) -> Seconds:

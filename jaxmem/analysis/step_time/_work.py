@@ -42,9 +42,6 @@ class Seconds(NamedTuple):
     def seconds(self) -> float:
         return self.compute + self.memory + self.collective
 
-    def plus(self, other: "Seconds", times: float = 1) -> "Seconds":
-        return Seconds(*(one + more * times for one, more in zip(self, other, strict=True)))
-
 
 class Work:
     """Seconds of arithmetic by instruction."""
