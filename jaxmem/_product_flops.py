@@ -8,20 +8,6 @@ gradients cost the same, as they do in the compiler's own count.
 import math
 from collections.abc import Sequence
 
-import jax.extend.core as jex
-
-
-def product_flops(eqn: jex.JaxprEqn) -> int | None:
-    """FLOPs of an equation that is a matrix product or a convolution; None of any other.
-
-    >>> import jax, jax.numpy as jnp
-    >>> program = jax.make_jaxpr(lambda a, b: jnp.sin(a @ b))(jnp.ones((8, 4)), jnp.ones((4, 2)))
-    >>> [product_flops(eqn) for eqn in program.eqns]
-    [128, None]
-    """
-    count = _PRODUCTS.get(eqn.primitive.name)
-    return None if count is None else count(eqn)
-
 
 def dot_flops(output_shape: Sequence[int], lhs_shape: Sequence[int], lhs_contracting: Sequence[int]) -> int:
     """FLOPs of a (batched) matrix product.
@@ -93,49 +79,3 @@ def _multiples(low: int, high: int, stride: int, shift: int, dilation: int) -> i
     first = (-shift // common) * pow(stride // common, -1, period) % period
     first += -(-(low - first) // period) * period  # the first such o at or above low
     return 0 if first > high else (high - first) // period + 1
-
-
-def _dot(eqn) -> int:
-    (lhs_contracting, _), _ = eqn.params["dimension_numbers"]
-    return dot_flops(eqn.outvars[0].aval.shape, eqn.invars[0].aval.shape, lhs_contracting)
-
-
-def _ragged_dot(eqn) -> int:
-    # Each row meets the matrix of its own group only.
-    numbers = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
-    (lhs_contracting, _), _ = numbers
-    return dot_flops(eqn.outvars[0].aval.shape, eqn.invars[0].aval.shape, lhs_contracting)
-
-
-def _convolution(eqn) -> int:
-    lhs, rhs, out = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
-    numbers = eqn.params["dimension_numbers"]
-    (batch, _, *lhs_spatial), (_, input_features, *rhs_spatial) = numbers.lhs_spec, numbers.rhs_spec
-    _, output_features, *out_spatial = numbers.out_spec
-    window = [
-        WindowDimension(
-            input=lhs[lhs_spatial[i]],
-            kernel=rhs[rhs_spatial[i]],
-            output=out[out_spatial[i]],
-            stride=eqn.params["window_strides"][i],
-            pad=eqn.params["padding"][i][0],
-            lhs_dilation=eqn.params["lhs_dilation"][i],
-            kernel_dilation=eqn.params["rhs_dilation"][i],
-        )
-        for i in range(len(lhs_spatial))
-    ]
-    return convolution_flops(
-        batch=lhs[batch],
-        kernel_input_features=rhs[input_features],
-        output_features=out[output_features],
-        window=window,
-        batch_groups=eqn.params["batch_group_count"],
-    )
-
-
-_PRODUCTS = {
-    "dot_general": _dot,
-    "conv_general_dilated": _convolution,
-    "ragged_dot_general": _ragged_dot,
-    "scaled_matmul": lambda eqn: dot_flops(eqn.outvars[0].aval.shape, eqn.invars[0].aval.shape, (-1,)),
-}

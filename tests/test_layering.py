@@ -23,6 +23,7 @@ BASE = frozenset(
         "_display",
         "_flax",
         "_installed",
+        "_jaxpr_costs",
         "_miscompilations",
         "_product_flops",
         "_stdout",

@@ -13,7 +13,8 @@ from jaxmem.analysis._memory import MemoryBytes
 from jaxmem.analysis.assignment import Assignment, BufferDump
 from jaxmem.analysis.hlo._flops import HloFlops, hlo_flops
 from jaxmem.analysis.hlo._miscompiled import miscompiled
-from jaxmem.analysis.hlo._parse import Module, parse_hlo
+from jaxmem.analysis.hlo._module import Module
+from jaxmem.analysis.hlo._parse import parse_hlo
 from jaxmem.errors import DoesNotFitError
 from jaxmem.targets import Target, compile_noting, read_back
 

@@ -100,7 +100,7 @@ def test_what_proves_nothing_is_not_named(change):
     module = backward(place, space)
     if change == "data":  # the layer comes out of the loop's state, which nobody follows
         body = module.computations["body"].instructions
-        body["i.1"] = body["i.1"]._replace(rest="%state), index=1")
+        body["i.1"].rest = "%state), index=1"
     assert miscompiled(module, platform) == []
 
 

@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from jaxmem import MemoryConfig, Workload, make_train_step
-from jaxmem.analysis.hlo import _parse
+from jaxmem.analysis.hlo._collectives import COLLECTIVES
+from jaxmem.analysis.hlo._parse import parse_hlo
 from jaxmem.targets import resolve_target
 from tests.accumulate.problems import stack_loss
 from tests.deviceless.compiling import _PACKAGES, require
@@ -30,7 +31,7 @@ def report(target, reduction):
     workload = Workload(stack_loss, params, shape(ROWS, D), optax.sgd(0.1))
     config = MemoryConfig(accumulation_steps=K, gradient_reduction=reduction)
     step = make_train_step(workload, config, mesh=AbstractMesh((8,), ("data",)), target=target)
-    return step.report(), _parse.parse_hlo(step.compile().as_text())
+    return step.report(), parse_hlo(step.compile().as_text())
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -51,4 +52,4 @@ def test_once_is_one_reduction_of_each_gradient(target):
 def opcodes(module):
     """What talks to other devices: to reduce, and never to move a row."""
     found = {i.opcode.removesuffix("-start") for c in module.computations.values() for i in c.instructions.values()}
-    return found & set(_parse.COLLECTIVES)
+    return found & set(COLLECTIVES)

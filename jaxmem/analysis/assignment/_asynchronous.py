@@ -2,7 +2,7 @@
 
 from jaxmem.analysis.assignment._flow import Flow, Held, part, placed
 from jaxmem.analysis.assignment._in_place import in_place
-from jaxmem.analysis.hlo._parse import Instruction, Module
+from jaxmem.analysis.hlo._module import Instruction, Module
 
 
 def asynchronous(
@@ -39,7 +39,7 @@ def asynchronous(
         flow.start[flow.value(number)] = position  # what it computes has no earlier moment
     held = flow.define(instruction, position, passed_on | placed(inner or {}, 1))
     # `fusion-start` is printed for a fusion in a computation of its own, which stays hidden.
-    for index, operand, operand_index in in_place(module, instruction._replace(opcode=name)):
+    for index, operand, operand_index in in_place(module, instruction, name):
         given, result = operands[operand].get(operand_index), held.get((1, *index))
         if given is not None and result is not None:
             flow.share(result, given)

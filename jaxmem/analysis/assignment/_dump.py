@@ -12,7 +12,8 @@ from jaxmem.analysis.assignment._liveness import liveness
 from jaxmem.analysis.assignment._proto import read_proto
 from jaxmem.analysis.assignment._records import Assignment
 from jaxmem.analysis.assignment._text import read_text
-from jaxmem.analysis.hlo._parse import Module, parse_hlo
+from jaxmem.analysis.hlo._module import Module
+from jaxmem.analysis.hlo._parse import parse_hlo
 from jaxmem.targets import read_back
 
 # CPU and GPU put the chip in front: "sm_9.0a_gpu_after_optimizations-...".

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxmem.analysis.hlo._parse import Index, Instruction
+from jaxmem.analysis.hlo._module import Index, Instruction
 from jaxmem.analysis.hlo._types import leaves
 
 Held = dict[Index, int]

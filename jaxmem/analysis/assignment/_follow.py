@@ -7,7 +7,7 @@ place in the schedule; computations inside fusions, reductions and the like hold
 from jaxmem.analysis.assignment._asynchronous import asynchronous
 from jaxmem.analysis.assignment._flow import Flow, Held, part
 from jaxmem.analysis.assignment._in_place import in_place
-from jaxmem.analysis.hlo._parse import Computation, Instruction, Module
+from jaxmem.analysis.hlo._module import Computation, Instruction, Module
 
 _PASSES_ON = frozenset(("bitcast", "optimization-barrier", "domain", "add-dependency"))
 

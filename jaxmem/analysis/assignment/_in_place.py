@@ -2,22 +2,26 @@
 
 import re
 
-from jaxmem.analysis.hlo._parse import Index, Instruction, Module, parse_aliases
+from jaxmem.analysis.hlo._module import Index, Instruction, Module, parse_aliases
 
 _MARKED = re.compile(r"output_to_operand_aliasing=\{(.*?\))\}")
 _UPDATES = ("dynamic-update-slice", "scatter")
 
 
-def in_place(module: Module, instruction: Instruction) -> list[tuple[Index, int, Index]]:
-    """(index of the result, number of the operand, index in it) of those that share their bytes."""
+def in_place(module: Module, instruction: Instruction, opcode: str = "") -> list[tuple[Index, int, Index]]:
+    """(index of the result, number of the operand, index in it) of those that share their bytes.
+
+    `opcode` is what a start begins; by default the instruction's own.
+    """
+    opcode = opcode or instruction.opcode
     marked = _MARKED.search(instruction.rest)
     if marked:
         return parse_aliases(marked.group(1))
-    if instruction.opcode in _UPDATES:
+    if opcode in _UPDATES:
         return [((), 0, ())]
-    if instruction.opcode != "fusion":
+    if opcode != "fusion":
         return []
-    called = module.computations.get(instruction.attribute("calls") or "")
+    called = module.callee(instruction)
     root = called.root if called else None
     if called is None or root is None:
         return []

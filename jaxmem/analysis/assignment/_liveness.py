@@ -8,7 +8,8 @@ from jaxmem.analysis.assignment._heap import Block, pack
 from jaxmem.analysis.assignment._ranges import live_ranges
 from jaxmem.analysis.assignment._records import Allocation, AllocationKind, Assignment, Value
 from jaxmem.analysis.assignment._reuse import move_into_outputs, reuse
-from jaxmem.analysis.hlo._parse import Module, parse_hlo
+from jaxmem.analysis.hlo._module import Module
+from jaxmem.analysis.hlo._parse import parse_hlo
 from jaxmem.analysis.hlo._types import arrays, leaves, padded_bytes
 
 # Bytes: offsets in the dumps of these compilers are multiples.

@@ -7,7 +7,7 @@ from jaxmem.analysis.assignment._follow import follow
 from jaxmem.analysis.assignment._messages import message_class
 from jaxmem.analysis.assignment._ranges import live_ranges
 from jaxmem.analysis.assignment._records import Allocation, AllocationKind, Assignment, Value
-from jaxmem.analysis.hlo._parse import Module
+from jaxmem.analysis.hlo._module import Module
 from jaxmem.analysis.hlo._types import leaves
 
 

@@ -3,7 +3,7 @@
 import itertools
 
 from jaxmem.analysis.assignment._flow import Flow
-from jaxmem.analysis.hlo._parse import Index
+from jaxmem.analysis.hlo._module import Index
 
 
 def live_ranges(flow: Flow) -> dict[tuple[str, Index], tuple[int, int]]:

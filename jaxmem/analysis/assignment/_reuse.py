@@ -5,7 +5,7 @@ import itertools
 
 from jaxmem.analysis.assignment._flow import Flow
 from jaxmem.analysis.assignment._heap import Block, overlap
-from jaxmem.analysis.hlo._parse import Computation, Instruction, Module
+from jaxmem.analysis.hlo._module import Computation, Instruction, Module
 
 _ELEMENTWISE = frozenset(
     """abs add and atan2 bitcast bitcast-convert cbrt ceil clamp clz compare complex convert copy cosine divide erf

@@ -6,7 +6,7 @@ One form holds for CPU, GPU and TPU of JAX 0.10 and 0.12; a TPU's adds `color` a
 import re
 
 from jaxmem.analysis.assignment._records import Allocation, AllocationKind, Assignment, Value
-from jaxmem.analysis.hlo._parse import Index, parse_index
+from jaxmem.analysis.hlo._module import Index, parse_index
 
 _ALLOCATION = re.compile(r"^allocation (\d+): size (\d+)(.*?):?$")
 _VALUE = re.compile(r"^ value: <\d+ (\S+?)(?:\{([\d,]*)\})?(?: \(phi\))? @(\d+)> \(size=(\d+),offset=(\d+)\): (.*)$")

@@ -5,10 +5,11 @@ import re
 from collections.abc import Callable
 
 from jaxmem._scopes import ACCUMULATE_SCOPE
-from jaxmem.analysis.attribution._graph import Graph
 from jaxmem.analysis.attribution._origin import Origin
 from jaxmem.analysis.attribution._scopes import Scope
-from jaxmem.analysis.hlo._parse import COLLECTIVES, Instruction, Module, parse_shape
+from jaxmem.analysis.hlo._collectives import COLLECTIVES
+from jaxmem.analysis.hlo._module import Instruction, Module
+from jaxmem.analysis.hlo._types import parse_shape
 
 _FLOATS = re.compile(r"^(bf16|f16|f32|f64|f8\w*)\[")
 _SCRATCH = re.compile(r"^[us]8\[\d*\]")
@@ -47,8 +48,8 @@ class Kinds:
     gradient. Where no argument is declared as a parameter, floating-point arguments are taken for that.
     """
 
-    def __init__(self, arguments: dict[int, Argument], graph: Graph):
-        self.graph = graph
+    def __init__(self, arguments: dict[int, Argument], module: Module):
+        self.module = module
         declared = [a for a in arguments.values() if a.kind == "parameters"]
         floats = [a for a in arguments.values() if a.kind == "arguments" and _FLOATS.match(a.type)]
         self.paths: dict[tuple[int, ...], list[str]] = {}
@@ -89,7 +90,7 @@ class Kinds:
             return bool(_SCRATCH.match(type_))
         if "__triton" not in instruction.rest or not instruction.op_name:
             return False
-        users = [user for user, _ in self.graph.users(instruction.name)]
+        users = [user for user, _ in self.module.users(instruction.name)]
         return bool(users) and all(
             user.op_name == instruction.op_name and len(parse_shape(user.type)) < len(parse_shape(type_))
             for user in users
@@ -99,7 +100,7 @@ class Kinds:
         """Whether a buffer only gathers what a collective sends."""
         if "concatenate" not in instruction.name:
             return False
-        users = [user for user, _ in self.graph.users(instruction.name)]
+        users = [user for user, _ in self.module.users(instruction.name)]
         return bool(users) and all(user.opcode.startswith(COLLECTIVES) for user in users)
 
     def is_parameter_shape(self, shape: tuple[int, ...]) -> bool:

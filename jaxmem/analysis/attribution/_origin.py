@@ -6,8 +6,7 @@ they hold was computed by an operation of the loop's body, and written into plac
 
 from typing import NamedTuple
 
-from jaxmem.analysis.attribution._graph import Graph
-from jaxmem.analysis.hlo._parse import Instruction
+from jaxmem.analysis.hlo._module import Instruction, Module
 
 # Pass a value on: its first operand is what was computed.
 _PASSING = frozenset(
@@ -37,12 +36,12 @@ class Origin(NamedTuple):
     part: str = ""
 
 
-def origin(graph: Graph, name: str, index: tuple[int, ...] = ()) -> Origin | None:
+def origin(module: Module, name: str, index: tuple[int, ...] = ()) -> Origin | None:
     """The origin of value `name{index}`, or None where no operation with a scope is found."""
-    instruction = graph.instruction(name)
+    instruction = module.instruction(name)
     if instruction is None:
         return None
-    search = _Search(graph)
+    search = _Search(module)
     found = search.find(instruction, index, False)
     return found and found._replace(part=search.part)
 
@@ -50,8 +49,8 @@ def origin(graph: Graph, name: str, index: tuple[int, ...] = ()) -> Origin | Non
 class _Search:
     """One walk; each (instruction, index) is looked at once, so that cycles through loops end."""
 
-    def __init__(self, graph: Graph):
-        self.graph = graph
+    def __init__(self, module: Module):
+        self.module = module
         self.seen: set[tuple[str, tuple[int, ...]]] = set()
         self.part = ""
 
@@ -60,14 +59,14 @@ class _Search:
             if (node.name, index) in self.seen:
                 return None
             self.seen.add((node.name, index))
-            opcode, graph = node.opcode, self.graph
+            opcode, module = node.opcode, self.module
             if opcode == "get-tuple-element":
                 index = (int(node.attribute("index") or 0), *index)
-                node = graph.operand(node, 0)
+                node = module.operand(node, 0)
             elif opcode == "tuple":
                 if not index:
                     return None
-                node, index = graph.operand(node, index[0]), index[1:]
+                node, index = module.operand(node, index[0]), index[1:]
             elif opcode == "while":
                 return self._loop(node, index, stacked)
             elif opcode in ("fusion", "call"):
@@ -75,7 +74,7 @@ class _Search:
             elif opcode in _STARTS and "calls=" in node.rest:  # ((operands), result, context)
                 return self._inside(node, index[1:], stacked)
             elif opcode in _DONES:
-                node, index = graph.operand(node, 0), (1, *index)
+                node, index = module.operand(node, 0), (1, *index)
             elif opcode == "conditional":
                 return self._branches(node, index, stacked)
             elif opcode == "parameter":
@@ -84,10 +83,10 @@ class _Search:
                     return Origin(node, stacked)
                 node, index = outer
             elif opcode in ("dynamic-update-slice", "scatter") and not says(node.op_name):
-                number = 1 if opcode == "dynamic-update-slice" else len(self.graph.operands(node)) - 1
-                node, stacked = graph.operand(node, number), True
+                number = 1 if opcode == "dynamic-update-slice" else len(node.operands) - 1
+                node, stacked = module.operand(node, number), True
             elif opcode == "dynamic-update-slice":
-                written = self.find(graph.operand(node, 1), (), True)
+                written = self.find(module.operand(node, 1), (), True)
                 return written if written and written.instruction.opcode != "parameter" else Origin(node, True)
             elif opcode in _PLACEHOLDERS or "AllocateBuffer" in node.rest[:400]:
                 return self._filled_later(node, index, stacked) or self._own(node, stacked)
@@ -95,7 +94,7 @@ class _Search:
                 if opcode in ("slice", "dynamic-slice") and not self.part:
                     self.part = node.name
                 index = index[1:] if opcode.endswith("-start") and index else index
-                passed = self.find(graph.operand(node, 0), index, stacked)
+                passed = self.find(module.operand(node, 0), index, stacked)
                 return passed or self._own(node, stacked)
             elif says(node.op_name):
                 return Origin(node, stacked)
@@ -108,19 +107,19 @@ class _Search:
 
     def _loop(self, node: Instruction, index, stacked) -> Origin | None:
         """What the body writes at `index`; where it passes the value on, what came in."""
-        body = self.graph.callee(node, "body")
+        body = self.module.callee(node, "body")
         if body is not None and body.root is not None and index:
             made = self.find(body.root, index, stacked)
             if made is not None:
                 return made
         self.seen.discard((node.name, index))
-        initial = self.graph.operand(node, 0)
+        initial = self.module.operand(node, 0)
         return self.find(initial, index, stacked)
 
     def _inside(self, node: Instruction, index, stacked) -> Origin | None:
         """The root of the called computation at `index`; the fusion itself where that says nothing."""
         whole = index
-        callee = self.graph.callee(node, "calls") or self.graph.callee(node, "to_apply")
+        callee = self.module.callee(node, "calls", "to_apply")
         if callee is not None and callee.root is not None:
             if callee.root.opcode != "tuple":
                 index = ()
@@ -134,7 +133,7 @@ class _Search:
 
     def _branches(self, node: Instruction, index, stacked) -> Origin | None:
         for name in node.branches:
-            branch = self.graph.module.computations.get(name)
+            branch = self.module.computations.get(name)
             if branch is not None and branch.root is not None:
                 found = self.find(branch.root, index, stacked)
                 if found is not None and found.instruction.opcode != "parameter":
@@ -143,9 +142,9 @@ class _Search:
 
     def _outer(self, node: Instruction, index) -> tuple[Instruction, tuple[int, ...]] | None:
         """What a computation's parameter stands for at its call; None for the entry's."""
-        computation = self.graph.computation_of[node.name]
-        call = self.graph.calls.get(computation.name)
-        if call is None or computation.name == self.graph.module.entry:
+        computation = self.module.computation_of[node.name]
+        call = self.module.first_call(computation)
+        if call is None or computation.name == self.module.entry:
             return None
         if call.role in ("body", "condition"):
             # As the loop's own value: `_loop` looks into the body first, then at what came in.
@@ -154,15 +153,15 @@ class _Search:
         if call.role in ("branch_computations", "true_computation", "false_computation"):
             branches = call.caller.branches
             number = 1 + branches.index(computation.name) if computation.name in branches else 1
-        operand = self.graph.operand(call.caller, number)
+        operand = self.module.operand(call.caller, number)
         return (operand, index) if operand is not None else None
 
     def _filled_later(self, node: Instruction, index, stacked) -> Origin | None:
         """A placeholder that a loop fills: what the loop writes there."""
-        for user, number in self.graph.users(node.name):
+        for user, number in self.module.users(node.name):
             found = None
             if user.opcode == "tuple":
-                for loop, _ in self.graph.users(user.name):
+                for loop, _ in self.module.users(user.name):
                     if loop.opcode == "while":
                         found = found or self._loop_only(loop, (number, *index), stacked)
             elif user.opcode == "get-tuple-element":
@@ -175,7 +174,7 @@ class _Search:
         return None
 
     def _loop_only(self, loop: Instruction, index, stacked) -> Origin | None:
-        body = self.graph.callee(loop, "body")
+        body = self.module.callee(loop, "body")
         if body is None or body.root is None:
             return None
         return self.find(body.root, index, stacked)
@@ -183,8 +182,8 @@ class _Search:
     def _first_of_operands(self, node: Instruction, stacked) -> Origin | None:
         """An operation without a scope: that of the first operand that has one."""
         parameter = None
-        for number in range(len(self.graph.operands(node))):
-            found = self.find(self.graph.operand(node, number), (), stacked)
+        for number in range(len(node.operands)):
+            found = self.find(self.module.operand(node, number), (), stacked)
             if found is None:
                 continue
             if found.instruction.opcode not in ("parameter", "constant"):

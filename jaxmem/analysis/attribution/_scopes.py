@@ -30,6 +30,9 @@ class Scope(NamedTuple):
     op: str
 
 
+NO_SCOPE = Scope("", "", "")
+
+
 @functools.lru_cache(maxsize=65536)
 def parse_scope(op_name: str) -> Scope:
     """A scope path taken apart.

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from jaxmem.analysis._records import Buffer, DonationMiss, Finding
-from jaxmem.analysis.attribution._graph import Graph
 from jaxmem.analysis.attribution._origin import Origin
 from jaxmem.analysis.findings._accumulators import accumulators
 from jaxmem.analysis.findings._donation import donation
@@ -12,6 +11,7 @@ from jaxmem.analysis.findings._padding import padding
 from jaxmem.analysis.findings._random_bits import random_bits
 from jaxmem.analysis.findings._residuals import kept_for_backward, kept_twice
 from jaxmem.analysis.findings._wide import computed_wide, wide
+from jaxmem.analysis.hlo._module import Module
 
 _WORTH = 0.01  # of the peak: what is smaller is not worth a line
 
@@ -19,7 +19,7 @@ _WORTH = 0.01  # of the peak: what is smaller is not worth a line
 def findings(
     buffers: Sequence[Buffer],
     origins: Mapping[str, Origin],
-    graph: Graph,
+    module: Module,
     donation_misses: Iterable[DonationMiss] = (),
     backend: str = "",
     schedule: Sequence[str] = (),
@@ -29,7 +29,7 @@ def findings(
     Args:
       buffers: those alive at the peak.
       origins: by the buffers' names.
-      graph: of the compiled module.
+      module: the compiled program.
       donation_misses: donated leaves that no output reuses.
       backend: the platform compiled for.
       schedule: instruction names in the order in which they run.
@@ -37,11 +37,11 @@ def findings(
     total = sum(b.size_bytes for b in buffers)
     activations = [b for b in buffers if b.kind == "activations"]
     found = [
-        *kept_for_backward(activations, origins, graph, schedule),
+        *kept_for_backward(activations, origins, module, schedule),
         *donation(donation_misses),
         *padding(buffers),
-        *(computed_wide(activations, origins, graph) if backend == "cpu" else wide(activations, graph)),
-        *invariants(activations, origins, graph),
+        *(computed_wide(activations, origins, module) if backend == "cpu" else wide(activations, module)),
+        *invariants(activations, origins, module),
         *kept_twice(activations, origins),
         *random_bits(activations),
         *accumulators(buffers),

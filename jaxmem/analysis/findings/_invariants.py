@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from jaxmem.analysis._records import Buffer, Finding
-from jaxmem.analysis.attribution._graph import Graph
 from jaxmem.analysis.attribution._origin import Origin
 from jaxmem.analysis.findings._words import names, within
-from jaxmem.analysis.hlo._parse import Computation, Instruction, parse_shape
+from jaxmem.analysis.hlo._module import Computation, Instruction, Module
+from jaxmem.analysis.hlo._types import parse_shape
 
 
-def invariants(activations: Sequence[Buffer], origins: Mapping[str, Origin], graph: Graph) -> list[Finding]:
+def invariants(activations: Sequence[Buffer], origins: Mapping[str, Origin], module: Module) -> list[Finding]:
     found = []
     for buffer in activations:
         origin = origins.get(buffer.name)
@@ -17,7 +17,7 @@ def invariants(activations: Sequence[Buffer], origins: Mapping[str, Origin], gra
             continue
         shape = parse_shape(buffer.layout)
         trips = shape[0] if shape else 1
-        if trips > 1 and is_loop_invariant(graph, origin.instruction):
+        if trips > 1 and is_loop_invariant(module, origin.instruction):
             found.append(
                 Finding(
                     kind="loop_invariant",
@@ -31,52 +31,52 @@ def invariants(activations: Sequence[Buffer], origins: Mapping[str, Origin], gra
     return found
 
 
-def is_loop_invariant(graph: Graph, instruction: Instruction) -> bool:
+def is_loop_invariant(module: Module, instruction: Instruction) -> bool:
     """Whether a value computed in a loop's body is the same in every trip."""
-    return _invariant(graph, instruction, {}, 0)
+    return _invariant(module, instruction, {}, 0)
 
 
-def _invariant(graph: Graph, node: Instruction | None, known: dict[str, bool], depth: int) -> bool:
+def _invariant(module: Module, node: Instruction | None, known: dict[str, bool], depth: int) -> bool:
     if node is None or depth > 200:
         return False
     if node.name in known:
         return known[node.name]
     known[node.name] = False  # a cycle depends on itself
-    computation = graph.computation_of[node.name]
-    call = graph.calls.get(computation.name)
+    computation = module.computation_of[node.name]
+    call = module.first_call(computation)
     if node.opcode in ("constant", "iota"):
         answer = True
     elif node.opcode == "get-tuple-element" and call is not None and call.role == "body":
-        answer = _passed_on(graph, computation, node)
+        answer = _passed_on(module, computation, node)
     elif node.opcode == "parameter":
         number = int(node.literal) if node.literal.isdigit() else 0
         answer = (
             call is not None
             and call.role in ("calls", "to_apply")
             and call.caller.opcode in ("fusion", "call")
-            and _invariant(graph, graph.operand(call.caller, number), known, depth + 1)
+            and _invariant(module, module.operand(call.caller, number), known, depth + 1)
         )
     elif node.opcode in ("while", "rng", "rng-bit-generator", "rng-get-and-update-state", "custom-call"):
         answer = False
     else:
-        operands = graph.operands(node)
-        answer = bool(operands) and all(_invariant(graph, graph.instruction(n), known, depth + 1) for n in operands)
+        operands = node.operands
+        answer = bool(operands) and all(_invariant(module, module.instruction(n), known, depth + 1) for n in operands)
     known[node.name] = answer
     return answer
 
 
-def _passed_on(graph: Graph, body: Computation, element: Instruction) -> bool:
+def _passed_on(module: Module, body: Computation, element: Instruction) -> bool:
     """Whether a loop's body returns this element of its state as it came."""
     index = int(element.attribute("index") or 0)
-    source = graph.operand(element, 0)
+    source = module.operand(element, 0)
     if body.root is None or body.root.opcode != "tuple" or source is None or source.opcode != "parameter":
         return False
-    returned = graph.operand(body.root, index)
+    returned = module.operand(body.root, index)
     while returned is not None and returned.opcode in ("copy", "bitcast"):
-        returned = graph.operand(returned, 0)
+        returned = module.operand(returned, 0)
     return (
         returned is not None
         and returned.opcode == "get-tuple-element"
-        and graph.operands(returned) == graph.operands(element)
+        and returned.operands == element.operands
         and int(returned.attribute("index") or -1) == index
     )

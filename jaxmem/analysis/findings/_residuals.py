@@ -4,15 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 
 from jaxmem.analysis._records import Buffer, Finding
-from jaxmem.analysis.attribution._graph import Graph
 from jaxmem.analysis.attribution._origin import Origin
 from jaxmem.analysis.attribution._scopes import parse_scope
 from jaxmem.analysis.findings._words import common, groups, names, within
-from jaxmem.analysis.hlo._parse import parse_shape
+from jaxmem.analysis.hlo._module import Module
+from jaxmem.analysis.hlo._types import parse_shape
 
 
 def kept_for_backward(
-    activations: Sequence[Buffer], origins: Mapping[str, Origin], graph: Graph, schedule: Sequence[str]
+    activations: Sequence[Buffer], origins: Mapping[str, Origin], module: Module, schedule: Sequence[str]
 ) -> list[Finding]:
     """Values of the forward pass that wait for the backward pass: what rematerialisation is for."""
 
@@ -21,7 +21,7 @@ def kept_for_backward(
             return False
         if buffer.name in origins and origins[buffer.name].stacked:
             return True
-        user = graph.instruction(schedule[buffer.end]) if buffer.end < len(schedule) else None
+        user = module.instruction(schedule[buffer.end]) if buffer.end < len(schedule) else None
         return user is not None and parse_scope(user.op_name).phase in ("backward", "recompute")
 
     kept = sorted((b for b in activations if waits(b)), key=lambda b: -b.size_bytes)

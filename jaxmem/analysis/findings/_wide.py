@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 
 from jaxmem._units import format_bytes
 from jaxmem.analysis._records import Buffer, Finding
-from jaxmem.analysis.attribution._graph import Graph
 from jaxmem.analysis.attribution._origin import Origin
 from jaxmem.analysis.findings._words import groups, names, within
-from jaxmem.analysis.hlo._parse import Instruction, parse_shape
+from jaxmem.analysis.hlo._module import Instruction, Module
+from jaxmem.analysis.hlo._types import parse_shape
 
 
-def wide(activations: Sequence[Buffer], graph: Graph) -> list[Finding]:
+def wide(activations: Sequence[Buffer], module: Module) -> list[Finding]:
     """Wide floats: all of a program that computes in float32, or those of one that computes in 16 bits elsewhere."""
     floats = [b for b in activations if b.shape.startswith(("f32[", "f64["))]
     size = sum(b.size_bytes for b in floats)
-    if size and not computes_in_16_bits(graph):
+    if size and not computes_in_16_bits(module):
         return [
             Finding(
                 kind="float32",
@@ -43,10 +43,10 @@ def wide(activations: Sequence[Buffer], graph: Graph) -> list[Finding]:
     return found
 
 
-def computes_in_16_bits(graph: Graph) -> bool:
+def computes_in_16_bits(module: Module) -> bool:
     """Whether the program itself, not only its compiler, has 16-bit floats: among its arguments or by a cast."""
-    for computation in graph.module.computations.values():
-        entry = computation.name == graph.module.entry
+    for computation in module.computations.values():
+        entry = computation.name == module.entry
         for i in computation.instructions.values():
             if i.type.startswith(("bf16[", "f16[")) and (
                 (entry and i.opcode == "parameter") or (i.opcode == "convert" and _is_cast(i))
@@ -60,9 +60,9 @@ def _is_cast(instruction: Instruction) -> bool:
     return instruction.op_name.endswith("convert_element_type")
 
 
-def computed_wide(activations: Sequence[Buffer], origins: Mapping[str, Origin], graph: Graph) -> list[Finding]:
+def computed_wide(activations: Sequence[Buffer], origins: Mapping[str, Origin], module: Module) -> list[Finding]:
     """On a CPU the compiler itself widens 16-bit floats."""
-    narrow = [b for b in activations if b.shape.startswith("f32[") and _was_narrow(origins.get(b.name), graph, b)]
+    narrow = [b for b in activations if b.shape.startswith("f32[") and _was_narrow(origins.get(b.name), module, b)]
     if not narrow:
         return []
     return [
@@ -77,10 +77,10 @@ def computed_wide(activations: Sequence[Buffer], origins: Mapping[str, Origin], 
     ]
 
 
-def _was_narrow(origin: Origin | None, graph: Graph, buffer: Buffer) -> bool:
+def _was_narrow(origin: Origin | None, module: Module, buffer: Buffer) -> bool:
     """Whether a wide array is a cast of a narrow one that the compiler made."""
-    own = graph.instruction(buffer.name.split("{")[0])
-    callee = graph.callee(own, "calls") if own is not None and own.opcode == "fusion" else None
+    own = module.instruction(buffer.name.split("{")[0])
+    callee = module.callee(own, "calls") if own is not None and own.opcode == "fusion" else None
     if callee is None:
         return own is not None and own.opcode == "convert" and origin is not None and not _is_cast(own)
     inside = callee.instructions.values()

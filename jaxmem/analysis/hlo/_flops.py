@@ -7,10 +7,12 @@ import collections
 import dataclasses
 import math
 import re
+from typing import NamedTuple
 
 from jaxmem._product_flops import WindowDimension, convolution_flops, dot_flops
-from jaxmem.analysis.hlo._loops import trip_count
-from jaxmem.analysis.hlo._parse import Computation, Instruction, Module, computation_names, parse_hlo
+from jaxmem.analysis.hlo._module import Computation, Instruction, Module, computation_names
+from jaxmem.analysis.hlo._parse import parse_hlo
+from jaxmem.analysis.hlo._walk import CALLS, Walk, plus
 
 # JAX puts this scope on what a checkpoint computes a second time.
 REMAT_SCOPE = "rematted_computation"
@@ -59,190 +61,148 @@ def hlo_flops(text: str | Module) -> HloFlops:
     Raises:
       ValueError: the text has no entry computation.
     """
-    module = parse_hlo(text) if isinstance(text, str) else text
-    if module.entry is None:
-        raise ValueError("HLO text without an ENTRY computation")
-    counter = FlopCounter(module)
-    total = counter.computation(module.entry)
+    flops = ModuleFlops(parse_hlo(text) if isinstance(text, str) else text)
+    total = flops.walk.entry()
     forward = total.forward + total.unlabelled
-    return HloFlops(flops=total.all, forward_flops=forward, recompute_flops=total.remat, notes=counter.notes())
+    return HloFlops(flops=total.all, forward_flops=forward, recompute_flops=total.recompute, notes=flops.notes())
 
 
-@dataclasses.dataclass(slots=True)
-class _Cost:
+class Flops(NamedTuple):
+    """FLOPs by the label of what computes them: all, the forward pass's, recomputed ones, and those without one."""
+
     all: int = 0
     forward: int = 0
-    remat: int = 0
+    recompute: int = 0
     unlabelled: int = 0
 
-    def add(self, other: "_Cost", times: int = 1) -> None:
-        self.all += other.all * times
-        self.forward += other.forward * times
-        self.remat += other.remat * times
-        self.unlabelled += other.unlabelled * times
+
+_NONE = Flops()
 
 
-class FlopCounter:
-    """One walk over a module; each computation is costed once, however often it is called."""
+class ModuleFlops:
+    """FLOPs of a module's instructions, with all that they call."""
 
     def __init__(self, module: Module):
-        self.module = module
-        self.costs: dict[str, _Cost] = {}
-        self.user_labels: dict[str, dict[str, str]] = {}
-        self.custom_calls: collections.Counter[str] = collections.Counter()
-        self.unknown_loops = self.conditionals = 0
+        self.walk = Walk(module, _NONE, self._run, size=lambda flops: flops.all)
+        self._custom_calls: collections.Counter[str] = collections.Counter()
 
     def notes(self) -> tuple[str, ...]:
         notes = []
-        if self.custom_calls:
-            names = ", ".join(f"{name} ({n}x)" for name, n in sorted(self.custom_calls.items()))
+        if self._custom_calls:
+            names = ", ".join(f"{name} ({n}x)" for name, n in sorted(self._custom_calls.items()))
             notes.append(f"FLOPs inside custom calls are not counted: {names}.")
-        if self.unknown_loops:
-            notes.append(f"{self.unknown_loops} loop(s) with an unknown trip count: compiled FLOPs count them once.")
-        if self.conditionals:
-            notes.append(f"{self.conditionals} conditional(s): compiled FLOPs take the costliest branch.")
+        if loops := sum(flops.all > 0 for flops in self.walk.endless):
+            notes.append(f"{loops} loop(s) with an unknown trip count: compiled FLOPs count them once.")
+        if conditionals := sum(flops.all > 0 for flops in self.walk.chosen):
+            notes.append(f"{conditionals} conditional(s): compiled FLOPs take the costliest branch.")
         return tuple(notes)
 
-    def computation(self, name: str) -> _Cost:
-        known = self.costs.get(name)
-        if known is not None:
-            return known
-        total = self.costs[name] = _Cost()
-        computation = self.module.computations.get(name)
-        if computation is None:
-            return total
+    def _run(self, computation: Computation) -> Flops:
+        total = _NONE
         for instruction in computation.instructions.values():
-            cost = self.instruction(computation, instruction)
-            if cost is not None:
-                total.add(self.with_label(computation, instruction, cost))
+            if instruction.opcode in _COUNTED and (flops := self.of(computation, instruction)).all:
+                total = plus(total, _with_label(computation, instruction, flops))
         return total
 
-    def instruction(self, computation: Computation, instruction: Instruction) -> _Cost | None:
-        """What an instruction of `computation` costs, with all that it calls; None where its opcode never does."""
-        visit = _VISITS.get(instruction.opcode)
-        return visit(self, computation, instruction) if visit is not None else None
+    def of(self, computation: Computation, instruction: Instruction) -> Flops:
+        """FLOPs of one instruction."""
+        if instruction.opcode in CALLS:
+            return self.walk.called(computation, instruction)
+        if instruction.opcode == "custom-call":
+            return self._custom_call(computation, instruction)
+        product = _PRODUCTS.get(instruction.opcode)
+        flops = product(computation, instruction) if product else 0
+        return _labelled(instruction.op_name, flops) if flops else _NONE
 
-    def with_label(self, computation: Computation, instruction: Instruction, cost: _Cost) -> _Cost:
-        """What has no label of its own takes that of the instruction round it, or of what uses its value.
-
-        XLA:CPU leaves the gradient of a convolution's kernel, and the fusion round it, without one.
-        """
-        if not cost.unlabelled:
-            return cost
-        scope = instruction.op_name
-        if not scope:
-            if computation.name not in self.user_labels:
-                self.user_labels[computation.name] = {
-                    operand: user.op_name
-                    for user in computation.instructions.values()
-                    if user.op_name
-                    for operand in user.operands
-                }
-            scope = self.user_labels[computation.name].get(instruction.name, "")
-        labelled = _labelled(scope, cost.unlabelled)
-        labelled.add(_Cost(cost.all - cost.unlabelled, cost.forward, cost.remat))
-        return labelled
-
-    def called(self, _: Computation, instruction: Instruction) -> _Cost:
-        name = instruction.attribute("calls") or instruction.attribute("to_apply")
-        return self.computation(name) if name else _Cost()
-
-    def loop(self, computation: Computation, instruction: Instruction) -> _Cost:
-        trips = trip_count(self.module, computation, instruction)
-        once = _Cost()
-        for part in ("condition", "body"):
-            once.add(self.computation(instruction.attribute(part) or ""))
-        if trips is None:
-            self.unknown_loops += once.all > 0
-            return once
-        total = _Cost()
-        total.add(once, trips)
-        return total
-
-    def conditional(self, _: Computation, instruction: Instruction) -> _Cost:
-        branches = [self.computation(name) for name in instruction.branches]
-        self.conditionals += any(branch.all for branch in branches)
-        return max(branches, key=lambda branch: branch.all, default=_Cost())
-
-    def dot(self, computation: Computation, instruction: Instruction) -> _Cost:
-        lhs = self.shape(computation, instruction, 0)
-        return _labelled(
-            instruction.op_name, dot_flops(instruction.shape, lhs, instruction.numbers("lhs_contracting_dims"))
-        )
-
-    def reduce(self, computation: Computation, instruction: Instruction) -> _Cost:
-        """A dot that the compiler wrote as a product and a sum, as it does for vectors: op_name tells."""
-        if not instruction.op_name.endswith(_DOT_NAME) or not instruction.operands:
-            return _Cost()
-        summed = computation.instructions.get(instruction.operands[0])
-        if summed is None or summed.opcode != "multiply" or summed.op_name.endswith(_DOT_NAME):
-            return _Cost()  # not a dot, or one that is counted at its product
-        return _labelled(instruction.op_name, 2 * math.prod(summed.shape))
-
-    def multiply(self, _: Computation, instruction: Instruction) -> _Cost:
-        """A dot that sums over nothing, or that has its name on the product and not on the sum."""
-        if not instruction.op_name.endswith(_DOT_NAME):
-            return _Cost()
-        return _labelled(instruction.op_name, 2 * math.prod(instruction.shape))
-
-    def convolution(self, computation: Computation, instruction: Instruction) -> _Cost:
-        shapes = (self.shape(computation, instruction, 0), self.shape(computation, instruction, 1), instruction.shape)
-        return _labelled(instruction.op_name, _convolution(instruction, *shapes))
-
-    def custom_call(self, computation: Computation, instruction: Instruction) -> _Cost:
-        target = instruction.attribute("custom_call_target") or ""
-        operands = [self.shape(computation, instruction, i) for i in range(2)]
-        result = instruction.shape
-        if target.startswith(_GEMM_TARGETS):
-            contracting = _GEMM_CONTRACTING.search(instruction.rest)
-            if contracting:
-                dims = [int(d) for d in re.findall(r"\d+", contracting.group(1))]
-                return _labelled(instruction.op_name, dot_flops(result, operands[0], dims))
-        # The labels of a gradient call are those of the forward convolution.
-        if target in _CONV_TARGETS:
-            return _labelled(instruction.op_name, _convolution(instruction, operands[0], operands[1], result))
-        if target == _CONV_INPUT_GRADIENT:
-            return _labelled(instruction.op_name, _convolution(instruction, result, operands[1], operands[0]))
-        if target == _CONV_KERNEL_GRADIENT:
-            return _labelled(instruction.op_name, _convolution(instruction, operands[0], result, operands[1]))
-        inside = _Cost()
+    def _custom_call(self, computation: Computation, instruction: Instruction) -> Flops:
+        product = _library_product(computation, instruction)
+        if product is not None:
+            return _labelled(instruction.op_name, product)
+        inside = _NONE
         for name in computation_names(instruction.attribute("called_computations") or ""):
-            inside.add(self.computation(name))
+            inside = plus(inside, self.walk.computation(name))
+        target = instruction.attribute("custom_call_target") or ""
         if not inside.all and not _NO_MATMUL.search(target):
-            self.custom_calls[target] += 1
+            self._custom_calls[target] += 1
         return inside
 
-    def shape(self, computation: Computation, instruction: Instruction, index: int) -> tuple[int, ...]:
-        operands = instruction.operands
-        if index >= len(operands):
-            return ()
-        operand = computation.instructions.get(operands[index])
-        return operand.shape if operand else ()
 
+def _with_label(computation: Computation, instruction: Instruction, flops: Flops) -> Flops:
+    """What has no label of its own takes that of the instruction round it, or of the last that uses its value.
 
-_VISITS = {
-    "dot": FlopCounter.dot,
-    "reduce": FlopCounter.reduce,
-    "multiply": FlopCounter.multiply,
-    "convolution": FlopCounter.convolution,
-    "custom-call": FlopCounter.custom_call,
-    "fusion": FlopCounter.called,
-    "call": FlopCounter.called,
-    "async-start": FlopCounter.called,
-    "while": FlopCounter.loop,
-    "conditional": FlopCounter.conditional,
-}
-
-
-def _labelled(scope: str, flops: int) -> _Cost:
+    XLA:CPU leaves the gradient of a convolution's kernel, and the fusion round it, without one.
+    """
+    if not flops.unlabelled:
+        return flops
+    scope = instruction.op_name
     if not scope:
-        return _Cost(flops, unlabelled=flops)
+        users = [user.op_name for user, _ in computation.users.get(instruction.name, ())]
+        scope = next(filter(None, reversed(users)), "")
+    return plus(_labelled(scope, flops.unlabelled), flops._replace(all=flops.all - flops.unlabelled, unlabelled=0))
+
+
+def _labelled(scope: str, flops: int) -> Flops:
+    if not scope:
+        return Flops(flops, unlabelled=flops)
     if REMAT_SCOPE in scope:
-        return _Cost(flops, remat=flops)
-    return _Cost(flops, forward=0 if BACKWARD_SCOPE in scope else flops)
+        return Flops(flops, recompute=flops)
+    return Flops(flops, forward=0 if BACKWARD_SCOPE in scope else flops)
 
 
-def _convolution(instruction: Instruction, lhs, rhs, out) -> int:
+def _dot(computation: Computation, instruction: Instruction) -> int:
+    lhs = operand_shape(computation, instruction, 0)
+    return dot_flops(instruction.shape, lhs, instruction.numbers("lhs_contracting_dims"))
+
+
+def _reduce(computation: Computation, instruction: Instruction) -> int:
+    """A dot that the compiler wrote as a product and a sum, as it does for vectors: op_name tells."""
+    if not instruction.op_name.endswith(_DOT_NAME):
+        return 0
+    summed = computation.operand(instruction, 0)
+    if summed is None or summed.opcode != "multiply" or summed.op_name.endswith(_DOT_NAME):
+        return 0  # not a dot, or one that is counted at its product
+    return 2 * math.prod(summed.shape)
+
+
+def _multiply(_: Computation, instruction: Instruction) -> int:
+    """A dot that sums over nothing, or that has its name on the product and not on the sum."""
+    return 2 * math.prod(instruction.shape) if instruction.op_name.endswith(_DOT_NAME) else 0
+
+
+def _convolution(computation: Computation, instruction: Instruction) -> int:
+    lhs, rhs = (operand_shape(computation, instruction, i) for i in range(2))
+    return _window_flops(instruction, lhs, rhs, instruction.shape)
+
+
+_PRODUCTS = {"dot": _dot, "reduce": _reduce, "multiply": _multiply, "convolution": _convolution}
+_COUNTED = CALLS | _PRODUCTS.keys() | {"custom-call"}
+
+
+def _library_product(computation: Computation, instruction: Instruction) -> int | None:
+    """FLOPs of a library's matrix product or convolution; None of any other custom call."""
+    target = instruction.attribute("custom_call_target") or ""
+    lhs, rhs = (operand_shape(computation, instruction, i) for i in range(2))
+    result = instruction.shape
+    contracting = _GEMM_CONTRACTING.search(instruction.rest) if target.startswith(_GEMM_TARGETS) else None
+    if contracting:
+        return dot_flops(result, lhs, [int(d) for d in re.findall(r"\d+", contracting.group(1))])
+    # The labels of a gradient call are those of the forward convolution.
+    if target in _CONV_TARGETS:
+        return _window_flops(instruction, lhs, rhs, result)
+    if target == _CONV_INPUT_GRADIENT:
+        return _window_flops(instruction, result, rhs, lhs)
+    if target == _CONV_KERNEL_GRADIENT:
+        return _window_flops(instruction, lhs, result, rhs)
+    return None
+
+
+def operand_shape(computation: Computation, instruction: Instruction, number: int) -> tuple[int, ...]:
+    """Dimensions of an operand; () where it is not to be seen."""
+    operand = computation.operand(instruction, number)
+    return operand.shape if operand else ()
+
+
+def _window_flops(instruction: Instruction, lhs, rhs, out) -> int:
     labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attribute("dim_labels") or "")
     if not labels or not (len(lhs) == len(rhs) == len(out) == len(labels.group(1))):
         return 0

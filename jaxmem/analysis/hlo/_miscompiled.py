@@ -5,8 +5,9 @@ import re
 from collections.abc import Callable, Iterator
 
 from jaxmem._miscompilations import MISCOMPILATIONS, Miscompilation
-from jaxmem.analysis.hlo._integers import UNCHANGED, Integers, Loop
-from jaxmem.analysis.hlo._parse import Computation, Instruction, Module, parse_hlo
+from jaxmem.analysis.hlo._loops import UNCHANGED, Loop, integer, loop_round, through
+from jaxmem.analysis.hlo._module import Computation, Instruction, Module
+from jaxmem.analysis.hlo._parse import parse_hlo
 from jaxmem.analysis.hlo._types import Array, arrays
 from jaxmem.errors import MiscompiledError
 from jaxmem.targets import read_back
@@ -51,21 +52,20 @@ def check_compiled(compiled, platform: str, name: str) -> None:
 
 def host_copies_elsewhere(module: Module) -> Iterator[str]:
     """Slices of host memory in a loop that are annotated to be copied from, or to, another place than their indices."""
-    integers = Integers(module)
     for computation in module.computations.values():
         for instruction in computation.instructions.values():
             said = _COPY.search(instruction.rest)
             if said is None or instruction.opcode not in ("dynamic-slice", "dynamic-update-slice"):
                 continue
-            sliced = computation.instructions.get(instruction.operands[0])
+            sliced = computation.operand(instruction, 0)
             array = arrays(sliced.type)[0] if sliced is not None and arrays(sliced.type) else None
-            loop = integers.loop_round(computation, int(said.group(1)))
+            loop = loop_round(module, computation, int(said.group(1)))
             if array is None or array.memory_space != _HOST or loop is None:
                 continue
             first, later = said.groups()[1:3], said.groups()[3:]
             offset, stride = (int(number) for number in (first if None in later else later))
             for trip in sorted({0, min(1, loop.trips - 1), loop.trips - 1}):
-                right = _start_bytes(integers, computation, instruction, array, loop, trip)
+                right = _start_bytes(module, computation, instruction, array, loop, trip)
                 if right is not None and right != offset + stride * trip:
                     yield (
                         f"{instruction.name} of {array.text}: trip {trip} of {loop.trips} is to start at byte {right}, "
@@ -75,18 +75,18 @@ def host_copies_elsewhere(module: Module) -> Iterator[str]:
 
 
 def _start_bytes(
-    integers: Integers, computation: Computation, slice_: Instruction, array: Array, loop: Loop, trip: int
+    module: Module, computation: Computation, slice_: Instruction, array: Array, loop: Loop, trip: int
 ) -> int | None:
     """Where a slice of an array without tiles starts in a trip of a loop; None where its indices are not known."""
     is_update = slice_.opcode == "dynamic-update-slice"
-    piece = computation.instructions.get(slice_.operands[1]) if is_update else slice_
+    piece = computation.operand(slice_, 1) if is_update else slice_
     order = [int(n) for n in array.layout.partition(":")[0].split(",") if n.isdigit()]
     starts = slice_.operands[2 if is_update else 1 :]
     if piece is None or "T(" in array.layout or len(order) != len(array.sizes) or len(starts) != len(array.sizes):
         return None
     place, stride = 0, array.size_bytes // max(1, math.prod(array.sizes))
     for axis in order:  # the fastest first
-        start = integers.value(computation, starts[axis], loop, trip)
+        start = integer(module, computation, starts[axis], loop, trip)
         if start is None:
             return None
         place += stride * min(max(start, 0), array.sizes[axis] - piece.shape[axis])
@@ -100,46 +100,45 @@ def sums_left_out(module: Module) -> Iterator[str]:
     A partitioned scatter starts from the sum on one device and from zeros on the others, and is to be reduced over
     them at once. Where that is left to after the loop, each trip forgets what the others had added.
     """
-    values = Integers(module)
     for computation in module.computations.values():
         for loop in computation.instructions.values():
-            body = module.computations.get(loop.attribute("body") or "") if loop.opcode == "while" else None
+            body = module.callee(loop, "body") if loop.opcode == "while" else None
             state = body.root.operands if body and body.root and body.root.opcode == "tuple" else []
             for index, name in enumerate(state):
-                if body and _forgets(values, body, name, index):
+                if body and _forgets(module, body, name, index):
                     yield f"element {index} of {loop.name}: a scatter adds to it on each device, and no trip reduces it"
 
 
-def _forgets(values: Integers, body: Computation, name: str, index: int) -> bool:
+def _forgets(module: Module, body: Computation, name: str, index: int) -> bool:
     """Whether an element of a loop's state is a scatter into itself on one device, and into zeros on others."""
     where, value, scattered, chosen = body, body.instructions.get(name), False, False
     while value is not None:
         if value.opcode == "get-tuple-element":
             return scattered and chosen and where is body and value.attribute("index") == str(index)
         if value.opcode in ("parameter", "fusion"):
-            where, value = values.through(where, value) or (where, None)
+            where, value = through(module, where, value) or (where, None)
             continue
         if value.opcode not in (*UNCHANGED, "scatter", "select"):
             return False  # such as the reduction
         scattered |= value.opcode == "scatter"
         after = value.operands[0]
         if value.opcode == "select":
-            chosen |= _tells_devices_apart(values, where, value.operands[0])
+            chosen |= _tells_devices_apart(module, where, value.operands[0])
             kept = [n for n in value.operands[1:] if where.instructions[n].opcode not in ("broadcast", "constant")]
             after = kept[0] if len(kept) == 1 else ""
         value = where.instructions.get(after)
     return False
 
 
-def _tells_devices_apart(values: Integers, where: Computation, name: str) -> bool:
+def _tells_devices_apart(module: Module, where: Computation, name: str) -> bool:
     value = where.instructions.get(name)
     if value is None or value.opcode in ("partition-id", "replica-id"):
         return value is not None
     if value.opcode in ("parameter", "fusion"):
-        source = values.through(where, value)
-        return source is not None and _tells_devices_apart(values, source[0], source[1].name)
+        source = through(module, where, value)
+        return source is not None and _tells_devices_apart(module, source[0], source[1].name)
     plain = value.opcode in (*UNCHANGED, "compare", "and", "or", "not")
-    return plain and any(_tells_devices_apart(values, where, operand) for operand in value.operands)
+    return plain and any(_tells_devices_apart(module, where, operand) for operand in value.operands)
 
 
 _LOOKS: dict[str, Callable[[Module], Iterator[str]]] = {

@@ -1,14 +1,13 @@
 """How often a compiled program reduces its gradients between devices, and how many bytes that is."""
 
-import collections
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxmem.analysis.hlo._groups import group_size
-from jaxmem.analysis.hlo._loops import trip_count
-from jaxmem.analysis.hlo._parse import Computation, Instruction, Module
-from jaxmem.analysis.hlo._types import arrays
+from jaxmem.analysis.hlo._collectives import group_size
+from jaxmem.analysis.hlo._module import Computation, Instruction, Module
+from jaxmem.analysis.hlo._types import Array, arrays
+from jaxmem.analysis.hlo._walk import CALLS, Walk, plus
 
 _REDUCTIONS = ("all-reduce", "reduce-scatter")
 # What hands an array on as it is, or in another order.
@@ -38,75 +37,47 @@ def gradient_reductions(module: Module, shapes: Sequence[tuple[int, ...]], devic
       devices: that hold the same parameters, and among which their gradients are reduced.
     """
     sizes = {math.prod(shape) for shape in shapes} | {math.prod(shape[1:]) for shape in shapes if len(shape) > 1}
-    counter = _Counter(module, sizes - {1}, devices)
-    found = counter.computation(module.entry or "")
     total = sum(math.prod(shape) for shape in shapes)
-    return Reductions(times=found["elements"] / total if total else 0.0, size_bytes=found["bytes"])
 
-
-class _Counter:
-    """One walk over a module; each computation is counted once, however often it is called."""
-
-    def __init__(self, module: Module, sizes: set[int], devices: int):
-        self.module, self.sizes, self.devices = module, sizes, devices
-        self._known: dict[str, collections.Counter[str]] = {}
-
-    def computation(self, name: str) -> "collections.Counter[str]":
-        if name in self._known:
-            return self._known[name]
-        total = self._known[name] = collections.Counter()
-        computation = self.module.computations.get(name)
-        if computation is not None:
-            for instruction in computation.instructions.values():
-                total.update(self._instruction(computation, instruction))
-        return total
-
-    def _instruction(self, computation: Computation, instruction: Instruction) -> "collections.Counter[str]":
-        opcode = instruction.opcode
-        if opcode.removesuffix("-start") in _REDUCTIONS:
-            return self._reduced(computation, instruction)
-        if opcode == "while":
-            inside = self.computation(instruction.attribute("body") or "")
-            trips = trip_count(self.module, computation, instruction) or 1
-            return collections.Counter({key: value * trips for key, value in inside.items()})
-        if opcode == "conditional":
-            return max(
-                map(self.computation, instruction.branches), key=lambda c: c["bytes"], default=collections.Counter()
-            )
-        called = instruction.attribute("calls") or (instruction.attribute("to_apply") if opcode == "call" else None)
-        return self.computation(called) if called else collections.Counter()
-
-    def _reduced(self, computation: Computation, instruction: Instruction) -> "collections.Counter[str]":
-        found: collections.Counter[str] = collections.Counter()
-        group = group_size(instruction)
-        if group is not None and group != self.devices:
-            return found
-        for name in instruction.operands:
-            for elements, size_bytes in self._parts(computation, name):
-                if elements in self.sizes:
-                    found.update(elements=elements, bytes=size_bytes)
+    def run(computation: Computation) -> _Reduced:
+        found = _Reduced()
+        for instruction in computation.instructions.values():
+            opcode = instruction.opcode
+            if opcode.removesuffix("-start") in _REDUCTIONS:
+                if group_size(instruction) in (None, devices):
+                    found = plus(found, _reduced(module, computation, instruction, sizes - {1}))
+            elif opcode in CALLS:
+                found = plus(found, walk.called(computation, instruction))
         return found
 
-    def _parts(self, computation: Computation, name: str) -> list[tuple[int, int]]:
-        """(elements, bytes) of the arrays that were joined to the value `name`, or its own."""
-        value = computation.instructions.get(name)
-        if value is None:
-            return []
-        own = [(array.elements, array.size_bytes) for array in arrays(value.type)]
-        if own and own[0][0] in self.sizes:
-            return own
-        made, inside = _made(computation, value), computation
-        if made is not None and made.opcode == "fusion":
-            inside = self.module.computations.get(made.attribute("calls") or "") or computation
-            made = _made(inside, inside.root)
-        if made is None or made.opcode != "concatenate":
-            return own
-        joined = [inside.instructions.get(operand) for operand in made.operands]
-        return [(array.elements, array.size_bytes) for part in joined if part for array in arrays(part.type)]
+    walk = Walk(module, _Reduced(), run, size=lambda reduced: reduced.size_bytes)
+    found = walk.computation(module.entry or "")
+    return Reductions(times=found.elements / total if total else 0.0, size_bytes=found.size_bytes)
 
 
-def _made(computation: Computation, value: Instruction | None) -> Instruction | None:
-    """What made a value, before it was handed on."""
-    while value is not None and value.opcode in _PASSING and value.operands:
-        value = computation.instructions.get(value.operands[0])
-    return value
+class _Reduced(NamedTuple):
+    elements: int = 0
+    size_bytes: int = 0
+
+
+def _reduced(module: Module, computation: Computation, reduction: Instruction, sizes: set[int]) -> _Reduced:
+    """What a reduction sums of arrays with one of the `sizes`, in elements."""
+    parts = [part for name in reduction.operands for part in _parts(module, computation, name, sizes)]
+    chosen = [part for part in parts if part.elements in sizes]
+    return _Reduced(sum(part.elements for part in chosen), sum(part.size_bytes for part in chosen))
+
+
+def _parts(module: Module, computation: Computation, name: str, sizes: set[int]) -> Sequence[Array]:
+    """The arrays that were joined to the value `name`, or its own."""
+    value = computation.instructions.get(name)
+    own = arrays(value.type) if value else ()
+    if own and own[0].elements in sizes:
+        return own
+    made, inside = computation.maker(value, _PASSING), computation
+    if made is not None and made.opcode == "fusion":
+        inside = module.callee(made) or computation
+        made = inside.maker(inside.root, _PASSING)
+    if made is None or made.opcode != "concatenate":
+        return own
+    joined = [inside.instructions.get(operand) for operand in made.operands]
+    return [array for part in joined if part for array in arrays(part.type)]

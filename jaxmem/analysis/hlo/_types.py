@@ -51,6 +51,16 @@ def arrays(type_text: str) -> tuple[Array, ...]:
     )
 
 
+def parse_shape(type_text: str) -> tuple[int, ...]:
+    """Dimensions of an array type; of a tuple, its first element's.
+
+    >>> parse_shape("(bf16[4,8]{1,0}, u8[1024]{0})")
+    (4, 8)
+    """
+    found = arrays(type_text)
+    return found[0].sizes if found else ()
+
+
 def dtype_name(name: str) -> str:
     """numpy's name of an HLO element type.
 
@@ -82,7 +92,12 @@ def logical_bytes(type_text: str) -> int:
     >>> logical_bytes("bf16[4,200]{1,0:T(8,128)(2,1)}")
     1600
     """
-    return 0 if type_text.startswith("(") else sum(array.size_bytes for array in arrays(type_text))
+    return 0 if type_text.startswith("(") else full_bytes(type_text)
+
+
+def full_bytes(type_text: str) -> int:
+    """Bytes of a type without padding, tuples summed, wherever they lie."""
+    return sum(array.size_bytes for array in arrays(type_text))
 
 
 @functools.lru_cache(maxsize=65536)

@@ -4,8 +4,9 @@ import functools
 import re
 from typing import NamedTuple
 
-from jaxmem.analysis.hlo._parse import Computation, Instruction, Module
+from jaxmem.analysis.hlo._module import Computation, Instruction, Module
 from jaxmem.analysis.hlo._types import arrays
+from jaxmem.analysis.hlo._walk import plus
 
 _DEVICE, _HOST = 0, 5  # the other numbers are on-chip memories, which cost no bandwidth worth counting
 
@@ -14,8 +15,10 @@ FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id opt-barrier add-dependency "
     "domain".split()
 )
+FUSIONS = frozenset(("fusion", "fusion-start"))
 _TRANSPARENT = frozenset(("bitcast", "reshape", "convert", "copy"))
 _SLICES = frozenset(("dynamic-slice", "slice", "gather"))
+_READ_IN_PART = _SLICES | {"dynamic-update-slice", "fusion"}
 _LIBRARY = re.compile(r'custom_call_target="__cu')
 
 
@@ -24,14 +27,6 @@ class Traffic(NamedTuple):
 
     device: float = 0
     host: float = 0
-
-    def plus(self, other: "Traffic", factor: float = 1) -> "Traffic":
-        return Traffic(self.device + other.device * factor, self.host + other.host * factor)
-
-
-def full_bytes(type_text: str) -> int:
-    """Bytes of a type, tuples summed, wherever they lie."""
-    return sum(array.size_bytes for array in arrays(type_text))
 
 
 @functools.lru_cache(maxsize=65536)
@@ -72,7 +67,7 @@ def _output_bytes(instruction: Instruction) -> Traffic:
     written = Traffic()
     for number, array in enumerate(arrays(instruction.type)):
         if number == 0 or len(array.sizes) != 1 or array.dtype not in ("s8", "u8"):
-            written = written.plus(type_bytes(array.text))
+            written = plus(written, type_bytes(array.text))
     return written
 
 
@@ -89,10 +84,9 @@ class Traffics:
         sizes = [type_bytes(operand.type) if operand else Traffic() for operand in operands]
         out = _output_bytes(instruction)
         shares, written = [1.0] * len(sizes), 1.0
-        if instruction.opcode in ("fusion", "fusion-start"):
-            name = instruction.attribute("calls") or ""
-            reads, written = self._fusion(name)
-            fused = self.module.computations.get(name)
+        if instruction.opcode in FUSIONS:
+            fused = self.module.callee(instruction)
+            reads, written = self._fusion(fused)
             if instruction.opcode == "fusion-start" and fused is not None and fused.root is not None:
                 out = type_bytes(fused.root.type)  # its own type holds the operands as well
             shares = [reads[i] if i < len(reads) else 1.0 for i in range(len(sizes))]
@@ -103,52 +97,70 @@ class Traffics:
         elif instruction.opcode == "scatter" and len(sizes) > 2 and operands[2]:
             written = _ratio(_elements(operands[2].type), _elements(instruction.type))
             shares[0] = written
-        total = Traffic().plus(out, written)
+        total = plus(Traffic(), out, written)
         for size, share in zip(sizes, shares, strict=True):
-            total = total.plus(size, share)
+            total = plus(total, size, share)
         return total
 
-    def _fusion(self, name: str) -> tuple[list[float], float]:
+    def _fusion(self, fused: Computation | None) -> tuple[list[float], float]:
         """The share of each parameter that the fused computation reads, and of its output that it writes."""
-        known = self._fusions.get(name)
+        if fused is None or fused.root is None:
+            return [], 1.0
+        known = self._fusions.get(fused.name)
         if known is not None:
             return known
-        self._fusions[name] = ([], 1.0)  # nothing calls itself, but the text may be anything
-        fused = self.module.computations.get(name)
-        if fused is None or fused.root is None:
-            return self._fusions[name]
-        users: dict[str, list[tuple[Instruction, int]]] = {}
-        for user in fused.instructions.values():
-            for position, operand in enumerate(user.operands):
-                users.setdefault(operand, []).append((user, position))
+        self._fusions[fused.name] = ([], 1.0)  # no program calls itself, but a text may be anything
         reads: dict[int, float] = {}
-        for parameter in fused.instructions.values():
-            if parameter.opcode == "parameter" and parameter.literal.isdigit():
+        # In most fusions nothing reads a part of its operand: then who uses what is not looked for.
+        parts = any(i.opcode in _READ_IN_PART for i in fused.instructions.values())
+        users = _users(fused) if parts else {}
+        for name in users:
+            parameter = fused.instructions[name]
+            if parameter.opcode == "parameter":
                 elements = _elements(parameter.type)
-                read = self._read(fused, users, parameter, elements, 0)
+                read = self._read(users, parameter, elements, 0)
                 reads[int(parameter.literal)] = _ratio(min(read, elements), elements)
         written = _ratio(_written(fused, fused.root, 0), _elements(fused.root.type))
-        self._fusions[name] = ([reads.get(i, 1.0) for i in range(max(reads, default=-1) + 1)], written)
-        return self._fusions[name]
+        self._fusions[fused.name] = ([reads.get(i, 1.0) for i in range(max(reads, default=-1) + 1)], written)
+        return self._fusions[fused.name]
 
-    def _read(self, fused: Computation, users: dict, value: Instruction, full: float, depth: int) -> float:
+    def _read(self, users: "_Users", value: Instruction, full: float, depth: int) -> float:
         """Elements of `value`, itself of `full` elements, that its users need."""
         total = 0.0
-        for user, position in users.get(value.name, []):
+        for user, position in users[value.name]:
             if user.opcode in _SLICES and position == 0:
                 total += _elements(user.type)
             elif user.opcode == "dynamic-update-slice" and position == 0:
                 continue  # written in place
             elif user.opcode in _TRANSPARENT and depth < 20 and not user.is_root:
-                total += self._read(fused, users, user, full, depth + 1)
+                total += self._read(users, user, full, depth + 1)
             elif user.opcode == "fusion":
-                reads, _ = self._fusion(user.attribute("calls") or "")
+                reads, _ = self._fusion(self.module.callee(user))
                 total += full * (reads[position] if position < len(reads) else 1.0)
             else:
                 return full
             if total >= full:
                 return full
         return total
+
+
+_Users = dict[str, list[tuple[Instruction, int]]]
+
+
+def _users(fused: Computation) -> _Users:
+    """(user, operand number) of each parameter, and of what only hands one on."""
+    found: _Users = {}
+    for instruction in fused.instructions.values():
+        if instruction.opcode == "parameter":
+            if instruction.literal.isdigit():
+                found[instruction.name] = []
+            continue
+        for position, operand in enumerate(instruction.operands):
+            if operand in found:
+                found[operand].append((instruction, position))
+                if instruction.opcode in _TRANSPARENT:
+                    found.setdefault(instruction.name, [])
+    return found
 
 
 def _written(fused: Computation, value: Instruction, depth: int) -> float:

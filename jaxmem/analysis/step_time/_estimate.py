@@ -1,16 +1,15 @@
 """`step_time`: the schedule of a module, walked once, each instruction at what bounds it."""
 
-import dataclasses
 import re
 
 from jaxmem.analysis._records import StepTime
-from jaxmem.analysis.hlo._groups import device_count
-from jaxmem.analysis.hlo._loops import trip_count
-from jaxmem.analysis.hlo._parse import Computation, Instruction, Module, parse_hlo
-from jaxmem.analysis.step_time._bytes import FREE, Traffic, Traffics, started_bytes
+from jaxmem.analysis.hlo._collectives import device_count, is_collective, sent_bytes
+from jaxmem.analysis.hlo._module import Computation, Instruction, Module
+from jaxmem.analysis.hlo._parse import parse_hlo
+from jaxmem.analysis.hlo._walk import CALLS, Walk, plus
+from jaxmem.analysis.step_time._bytes import FREE, FUSIONS, Traffic, Traffics, started_bytes
 from jaxmem.analysis.step_time._chip import ChipSpeed
-from jaxmem.analysis.step_time._collectives import is_collective, sent_bytes
-from jaxmem.analysis.step_time._work import Work, cost_estimate
+from jaxmem.analysis.step_time._work import Seconds, Work, cost_estimate
 from jaxmem.targets import Chip
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -51,12 +50,9 @@ def step_time(module: str | Module, chip: Chip | ChipSpeed) -> StepTime:
     >>> time.seconds, time.method
     (0.02, 'roofline')
     """
-    parsed = parse_hlo(module) if isinstance(module, str) else module
-    if parsed.entry is None:
-        raise ValueError("HLO text without an ENTRY computation")
-    walk = _Walk(parsed, ChipSpeed.of(chip))
-    total = walk.computation(parsed.entry)
-    by_cycles = walk.cycles_seen
+    estimate = _Estimate(parse_hlo(module) if isinstance(module, str) else module, ChipSpeed.of(chip))
+    total = estimate.walk.entry()
+    by_cycles = estimate.cycles_seen
     return StepTime(
         seconds=total.seconds,
         method="compiler_cycles" if by_cycles else "roofline",
@@ -64,92 +60,62 @@ def step_time(module: str | Module, chip: Chip | ChipSpeed) -> StepTime:
         compute_seconds=total.compute,
         memory_seconds=total.memory,
         collective_seconds=total.collective,
-        notes=walk.notes(),
+        notes=estimate.notes(),
     )
 
 
-@dataclasses.dataclass(slots=True)
-class _Cost:
-    """Seconds, by what bounds them; `filled` of them are not the compiler's."""
-
-    compute: float = 0.0
-    memory: float = 0.0
-    collective: float = 0.0
-    filled: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.compute + self.memory + self.collective
-
-    def add(self, other: "_Cost", times: float = 1) -> None:
-        self.compute += other.compute * times
-        self.memory += other.memory * times
-        self.collective += other.collective * times
-        self.filled += other.filled * times
-
-
-class _Walk:
-    """Each scheduled computation is walked once, however often it is called."""
+class _Estimate:
+    """Seconds of a module's instructions on a chip."""
 
     def __init__(self, module: Module, chip: ChipSpeed):
-        self.module, self.chip, self.devices = module, chip, device_count(module)
+        self.chip, self.devices = chip, device_count(module)
         self.traffic, self.work = Traffics(module), Work(module, chip)
-        self.costs: dict[str, _Cost] = {}
+        self.walk = Walk(module, Seconds(), self._run, size=lambda cost: cost.seconds)
         self.cycles_seen = False
-        self.endless: set[str] = set()
         self.unpriced: set[str] = set()
 
     def notes(self) -> tuple[str, ...]:
         """What the estimate leaves out."""
         notes = [self.chip.note] if self.chip.note else []
-        if self.endless:
-            notes.append(f"Step time: {len(self.endless)} loop(s) with an unknown trip count are counted once.")
+        if self.walk.endless:
+            notes.append(f"Step time: {len(self.walk.endless)} loop(s) with an unknown trip count are counted once.")
         if self.unpriced:
             notes.append(
                 f"Step time leaves out {', '.join(sorted(self.unpriced))}: {self.chip.name}'s rate is unknown."
             )
         return tuple(notes)
 
-    def computation(self, name: str) -> _Cost:
-        known = self.costs.get(name)
-        if known is not None:
-            return known
-        total = self.costs[name] = _Cost()
-        computation = self.module.computations.get(name)
-        if computation is None:
-            return total
+    def _run(self, computation: Computation) -> Seconds:
+        """A scheduled computation: what was started is waited for where it is not done by then."""
+        total = Seconds()
         # When each asynchronous engine is free, and when what was started is done and what it is bound by.
         free: dict[str, float] = {}
         pending: dict[str, tuple[float, str]] = {}
         for instruction in computation.instructions.values():
             opcode = instruction.opcode
             if opcode.endswith("-start"):
-                cost = self.instruction(computation, instruction)
+                cost = self._instruction(computation, instruction)
                 engine = max(("compute", "memory", "collective"), key=lambda name: getattr(cost, name))
                 free[engine] = max(free.get(engine, 0.0), total.seconds) + cost.seconds
                 pending[instruction.name] = (free[engine], engine)
             elif opcode.endswith("-done"):
                 done, engine = pending.get(next(iter(instruction.operands), ""), (0.0, "memory"))
                 waited = max(0.0, done - total.seconds)
-                total.add(_Cost(**{engine: waited}, filled=waited))
+                total = plus(total, Seconds(**{engine: waited}, filled=waited))
             elif opcode not in FREE and not opcode.endswith("-update"):
-                total.add(self.instruction(computation, instruction))
+                total = plus(total, self._instruction(computation, instruction))
         return total
 
-    def instruction(self, computation: Computation, instruction: Instruction) -> _Cost:
+    def _instruction(self, computation: Computation, instruction: Instruction) -> Seconds:
         opcode = instruction.opcode
-        if opcode == "while":
-            return self._loop(computation, instruction)
-        if opcode == "conditional":
-            return max(map(self.computation, instruction.branches), key=lambda cost: cost.seconds, default=_Cost())
-        if opcode in ("call", "async-start"):
-            return self.computation(instruction.attribute("to_apply") or instruction.attribute("calls") or "")
+        if opcode in CALLS and opcode not in FUSIONS:
+            return self.walk.called(computation, instruction)
         if opcode == "custom-call" and _NOTES.search(instruction.attribute("custom_call_target") or ""):
-            return _Cost()
+            return Seconds()
         if is_collective(opcode):
             return self._collective(computation, instruction)
         compute = self.work.of(computation, instruction)
-        memory = self._seconds(self._moved(computation, instruction))
+        memory = self._memory(self._moved(computation, instruction))
         cycles = estimated_cycles(instruction) if self.chip.clock_hertz else None
         if cycles is not None and self.chip.clock_hertz:
             self.cycles_seen = True
@@ -157,8 +123,8 @@ class _Walk:
         else:
             seconds = filled = max(compute, memory)
         if compute > memory:
-            return _Cost(compute=seconds, filled=filled)
-        return _Cost(memory=seconds, filled=filled)
+            return Seconds(compute=seconds, filled=filled)
+        return Seconds(memory=seconds, filled=filled)
 
     def _moved(self, computation: Computation, instruction: Instruction) -> Traffic:
         if instruction.opcode in ("copy-start", "slice-start"):
@@ -166,7 +132,7 @@ class _Walk:
         stated = cost_estimate(instruction)
         return Traffic(device=stated[1]) if stated and stated[1] else self.traffic.of(computation, instruction)
 
-    def _seconds(self, moved: Traffic) -> float:
+    def _memory(self, moved: Traffic) -> float:
         device = moved.device / self.chip.hbm_bytes_per_second
         if not moved.host:
             return device
@@ -175,22 +141,13 @@ class _Walk:
             return device
         return max(device, moved.host / self.chip.host_bytes_per_second)
 
-    def _collective(self, computation: Computation, instruction: Instruction) -> _Cost:
+    def _collective(self, computation: Computation, instruction: Instruction) -> Seconds:
         rate = self.chip.interconnect_bytes_per_second
         if not rate:
             self.unpriced.add("collectives")
-            return _Cost()
+            return Seconds()
         seconds = sent_bytes(computation, instruction, self.devices) / rate
-        return _Cost(collective=seconds, filled=seconds)
-
-    def _loop(self, computation: Computation, instruction: Instruction) -> _Cost:
-        trips = trip_count(self.module, computation, instruction)
-        if trips is None:
-            self.endless.add(instruction.name)
-        total = _Cost()
-        for part in ("condition", "body"):
-            total.add(self.computation(instruction.attribute(part) or ""), 1 if trips is None else trips)
-        return total
+        return Seconds(collective=seconds, filled=seconds)
 
 
 def estimated_cycles(instruction: Instruction) -> int | None:

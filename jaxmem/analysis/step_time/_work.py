@@ -2,11 +2,13 @@
 
 import math
 import re
+from typing import NamedTuple
 
-from jaxmem.analysis.hlo._flops import FlopCounter
-from jaxmem.analysis.hlo._parse import Computation, Instruction, Module
+from jaxmem.analysis.hlo._flops import ModuleFlops, operand_shape
+from jaxmem.analysis.hlo._module import Computation, Instruction, Module
 from jaxmem.analysis.hlo._types import arrays
-from jaxmem.analysis.step_time._bytes import FREE
+from jaxmem.analysis.hlo._walk import Walk
+from jaxmem.analysis.step_time._bytes import FREE, FUSIONS
 from jaxmem.analysis.step_time._chip import ChipSpeed
 
 _EXACT = re.compile(r'operand_precision(?:=\{|":\s*\[")(?:highest|HIGHEST)')
@@ -28,34 +30,40 @@ def cost_estimate(instruction: Instruction) -> tuple[int, int] | None:
     return (int(found.group(1)), int(found.group(2) or 0)) if found else None
 
 
+class Seconds(NamedTuple):
+    """Seconds, by what bounds them; `filled` of them are not the compiler's."""
+
+    compute: float = 0.0
+    memory: float = 0.0
+    collective: float = 0.0
+    filled: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.memory + self.collective
+
+
 class Work:
-    """Seconds of arithmetic by instruction; each fused computation is looked at once."""
+    """Seconds of arithmetic by instruction."""
 
     def __init__(self, module: Module, chip: ChipSpeed):
-        self.module, self.chip = module, chip
-        self.counter = FlopCounter(module)
-        self._inside: dict[str, float] = {}
+        self.chip = chip
+        self._flops = ModuleFlops(module)
+        self._fused = Walk(module, Seconds(), self._run, size=lambda cost: cost.seconds)
 
     def of(self, computation: Computation, instruction: Instruction) -> float:
         """Seconds that its products and its elementwise operations take, whichever is more."""
-        if instruction.opcode in ("fusion", "fusion-start"):
-            return self._computation(instruction.attribute("calls") or "")
+        if instruction.opcode in FUSIONS:
+            return self._fused.called(computation, instruction).compute
         return max(self._matmul(computation, instruction), self._vector(computation, instruction))
 
-    def _computation(self, name: str) -> float:
-        known = self._inside.get(name)
-        if known is not None:
-            return known
-        self._inside[name] = 0.0
-        fused = self.module.computations.get(name)
-        if fused is None:
-            return 0.0
-        instructions = fused.instructions.values()
-        nested = sum(self._computation(i.attribute("calls") or "") for i in instructions if i.opcode == "fusion")
-        matmul = sum(self._matmul(fused, i) for i in instructions)
-        vector = sum(self._vector(fused, i) for i in instructions)
-        self._inside[name] = nested + max(matmul, vector)
-        return self._inside[name]
+    def _run(self, fused: Computation) -> Seconds:
+        """Of a fused computation, the products of which overlap with the rest."""
+        inside = fused.instructions.values()
+        nested = sum(self._fused.called(fused, i).compute for i in inside if i.opcode == "fusion")
+        matmul = sum(self._matmul(fused, i) for i in inside)
+        vector = sum(self._vector(fused, i) for i in inside)
+        return Seconds(compute=nested + max(matmul, vector))
 
     def _matmul(self, computation: Computation, instruction: Instruction) -> float:
         if instruction.opcode not in _MATMULS:
@@ -63,9 +71,7 @@ class Work:
         flops = self._product_flops(computation, instruction)
         if not flops:
             return 0.0
-        operands = instruction.operands
-        first = computation.instructions.get(operands[0]) if operands else None
-        multiplied = arrays((first or instruction).type)
+        multiplied = arrays((computation.operand(instruction, 0) or instruction).type)
         exact = _EXACT.search(instruction.rest) is not None
         return flops / self.chip.matmul_rate(multiplied[0].dtype if multiplied else "f32", exact=exact)
 
@@ -75,9 +81,8 @@ class Work:
             return stated[0]
         attention = _ATTENTION.search(instruction.rest)
         if attention is not None:
-            return _attention_flops(instruction, self.counter.shape(computation, instruction, 0))
-        cost = self.counter.instruction(computation, instruction)
-        return cost.all if cost is not None else 0
+            return _attention_flops(instruction, operand_shape(computation, instruction, 0))
+        return self._flops.of(computation, instruction).all
 
     def _vector(self, computation: Computation, instruction: Instruction) -> float:
         rate = self.chip.vector_flops_per_second
@@ -85,7 +90,7 @@ class Work:
             return 0.0
         shape = instruction.shape
         if instruction.opcode in ("reduce", "reduce-window", "sort"):
-            shape = self.counter.shape(computation, instruction, 0)
+            shape = operand_shape(computation, instruction, 0)
         return math.prod(shape) / rate
 
 

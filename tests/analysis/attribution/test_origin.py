@@ -3,7 +3,6 @@
 
 import pytest
 
-from jaxmem.analysis.attribution._graph import Graph
 from jaxmem.analysis.attribution._origin import origin
 from jaxmem.analysis.findings._invariants import is_loop_invariant
 from jaxmem.analysis.hlo._parse import parse_hlo
@@ -67,8 +66,8 @@ ENTRY %main (a: f32[8], b: f32[8]) -> f32[4,8] {
 
 
 @pytest.fixture(scope="module")
-def graph():
-    return Graph(parse_hlo(HLO))
+def module():
+    return parse_hlo(HLO)
 
 
 CASES = {
@@ -86,23 +85,23 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_origin(graph, case):
+def test_origin(module, case):
     name, index, expected, stacked = CASES[case]
-    found = origin(graph, name, index)
+    found = origin(module, name, index)
     assert (found.instruction.name, found.stacked) == (expected, stacked)
 
 
-def test_what_a_loop_computes_anew_and_what_not(graph):
-    assert is_loop_invariant(graph, graph.instruction("same"))
-    assert not is_loop_invariant(graph, graph.instruction("y"))
-    assert not is_loop_invariant(graph, graph.instruction("exp.1"))
+def test_what_a_loop_computes_anew_and_what_not(module):
+    assert is_loop_invariant(module, module.instruction("same"))
+    assert not is_loop_invariant(module, module.instruction("y"))
+    assert not is_loop_invariant(module, module.instruction("exp.1"))
 
 
-def test_unknown_names_have_no_origin(graph):
-    assert origin(graph, "nowhere") is None
+def test_unknown_names_have_no_origin(module):
+    assert origin(module, "nowhere") is None
 
 
 def test_elements_that_the_text_writes_without_an_instruction():
     text = HLO.replace("copy(%stacked)", "copy(%loop#2)")
-    found = origin(Graph(parse_hlo(text)), "sum")
+    found = origin(parse_hlo(text), "sum")
     assert (found.instruction.name, found.stacked) == ("exp.1", True)
