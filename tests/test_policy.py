@@ -11,6 +11,8 @@ from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, UnknownPolicyError
 from jaxmem.policy import PRESETS, Policy, as_policy, preset
 
+pytestmark = pytest.mark.once
+
 NAMES = st.lists(st.sampled_from(["a", "b", "c_proj", "re:.*_proj", "re:a|b"]), max_size=3)
 
 

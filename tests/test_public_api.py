@@ -9,7 +9,11 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import jaxmem
+
+pytestmark = pytest.mark.once
 
 GOLDEN = Path(__file__).parent / "public_api.txt"
 

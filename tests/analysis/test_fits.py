@@ -2,6 +2,8 @@ import pytest
 
 from jaxmem.analysis._fits import judge_fit
 
+pytestmark = pytest.mark.once
+
 GIB = 2**30
 
 

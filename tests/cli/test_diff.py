@@ -10,6 +10,8 @@ import pytest
 from tests.cli.helpers import assert_refused, run
 from tests.report import samples
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def saved(tmp_path, monkeypatch):

@@ -5,7 +5,11 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.helpers import assert_refused, run
+
+pytestmark = pytest.mark.once
 
 GOLDENS = Path(__file__).parent.parent / "analysis" / "oom" / "goldens"
 

@@ -9,6 +9,8 @@ import pytest
 from jaxmem.cli import _output
 from jaxmem.cli._output import OutputError, check_writable, clean_stdout, write_json, write_text
 
+pytestmark = pytest.mark.once
+
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     path = tmp_path / "out.json"

@@ -3,7 +3,11 @@
 import logging
 import time
 
+import pytest
+
 from jaxmem.cli import _status
+
+pytestmark = pytest.mark.once
 
 
 def test_a_stage_that_takes_long_is_named(capsys, monkeypatch):

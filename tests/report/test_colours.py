@@ -9,6 +9,8 @@ import pytest
 
 from jaxmem.analysis import KINDS
 
+pytestmark = pytest.mark.once
+
 # Machado, Oliveira and Fernandes 2009, https://doi.org/10.1109/TVCG.2009.113, severity 1.0, on linear sRGB.
 VISIONS = {
     "normal": np.eye(3),

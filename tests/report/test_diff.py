@@ -2,8 +2,12 @@
 
 import dataclasses
 
+import pytest
+
 from jaxmem.report._diff import diff
 from tests.report import samples
+
+pytestmark = pytest.mark.once
 
 
 def test_equal_reports_differ_in_nothing():

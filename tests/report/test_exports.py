@@ -4,8 +4,12 @@ import csv
 import io
 import json
 
+import pytest
+
 from jaxmem.report import buffers_csv, chrome_trace
 from tests.report import samples
+
+pytestmark = pytest.mark.once
 
 
 def test_csv_reads_back():

@@ -14,6 +14,8 @@ from jaxmem.report import html_report, report_fragment, write_html
 from tests.report import samples
 from tests.report.test_page import HOSTILE
 
+pytestmark = pytest.mark.once
+
 LIMIT_BYTES = 8_000_000
 
 

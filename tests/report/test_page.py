@@ -7,6 +7,8 @@ import pytest
 from tests.report import samples
 from tests.report.conftest import drawn
 
+pytestmark = pytest.mark.once
+
 HOSTILE = (
     "<script>window.hacked = 1</script>"
     """<img src=x onerror="window.hacked = 2">"'`</script>${7*7}{{7*7}}%{x} é漢🙂\u2028"""

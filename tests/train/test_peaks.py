@@ -9,6 +9,8 @@ import pytest
 
 from jaxmem.train._peaks import Peak, Peaks
 
+pytestmark = pytest.mark.once
+
 KEY, PEAK = "a" * 64, Peak(4096, 0.25)
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from jaxmem.analysis.assignment import padded_bytes, read_text
 
+pytestmark = pytest.mark.once
+
 GOLDENS = Path(__file__).parent / "goldens"
 EXPECTED = json.loads((GOLDENS / "expected.json").read_text())
 

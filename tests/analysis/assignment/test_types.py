@@ -4,6 +4,8 @@ import pytest
 
 from jaxmem.analysis.assignment import logical_bytes, padded_bytes
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize(
     ("text", "logical", "padded"),

@@ -7,6 +7,8 @@ from jaxmem.analysis.attribution._origin import origin
 from jaxmem.analysis.findings._invariants import is_loop_invariant
 from jaxmem.analysis.hlo._parse import parse_hlo
 
+pytestmark = pytest.mark.once
+
 HLO = """
 HloModule m, is_scheduled=true
 

@@ -4,6 +4,8 @@ import pytest
 
 from jaxmem.analysis.attribution._scopes import Scope, parse_scope
 
+pytestmark = pytest.mark.once
+
 PATHS = {
     "jit(_step)/jvp(GPT)/while/body/closed_call/blocks/mlp_in/dot_general": (
         "forward",

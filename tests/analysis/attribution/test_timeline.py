@@ -1,10 +1,13 @@
 """The sweep against counting each byte at each position."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxmem.analysis.attribution._timeline import Span, sweep
+
+pytestmark = pytest.mark.once
 
 KINDS = 3
 

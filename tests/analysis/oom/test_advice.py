@@ -4,6 +4,8 @@ import pytest
 
 from jaxmem.analysis.oom import explain_oom
 
+pytestmark = pytest.mark.once
+
 K, M, G = 2**10, 2**20, 2**30
 
 

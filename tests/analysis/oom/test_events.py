@@ -8,6 +8,8 @@ import pytest
 from jaxmem.analysis.oom import NoOomFound, explain_oom
 from jaxmem.analysis.oom._events import MOST_REPORTS
 
+pytestmark = pytest.mark.once
+
 GOLDENS = Path(__file__).parent / "goldens"
 K, M, G = 2**10, 2**20, 2**30
 RAISED = "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate {} bytes.\n"

@@ -11,6 +11,8 @@ import pytest
 from jaxmem.analysis.oom import NoOomFound, explain_oom
 from jaxmem.errors import InputError
 
+pytestmark = pytest.mark.once
+
 GOLDENS = Path(__file__).parent / "goldens"
 K, M, G = 2**10, 2**20, 2**30
 

@@ -6,6 +6,8 @@ import pytest
 
 from jaxmem.analysis.oom import explain_oom
 
+pytestmark = pytest.mark.once
+
 GOLDENS = Path(__file__).parent / "goldens"
 G = 2**30
 STATS = """\

@@ -14,6 +14,8 @@ from jaxmem.analysis.oom import explain_oom
 from jaxmem.analysis.oom._events import FORMS, MOST_REPORTS
 from jaxmem.errors import InputError
 
+pytestmark = pytest.mark.once
+
 TEXTS = {path.stem: path.read_bytes() for path in sorted((Path(__file__).parent / "goldens").glob("*.txt"))}
 SIZE = 8 * 2**20
 LIMIT_SECONDS = 20 * SIZE / 200e6  # of CPU: 200 MB in 20 s; a log of any sort takes a few

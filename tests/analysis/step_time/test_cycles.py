@@ -8,6 +8,8 @@ from jaxmem.analysis.step_time import ChipSpeed, step_time
 from jaxmem.targets import find_chip
 from tests.analysis.step_time.programs import CHIP, DOT, DOT_SECONDS, SQUARE, computation, cycles, module
 
+pytestmark = pytest.mark.once
+
 COPY = f"({SQUARE.replace('0}', '0:S(1)}')}, {SQUARE}, u32[]{{:S(2)}})"
 
 

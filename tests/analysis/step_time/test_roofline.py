@@ -5,6 +5,8 @@ import pytest
 from jaxmem.analysis.step_time import NOMINAL_CPU, step_time
 from tests.analysis.step_time.programs import CHIP, DOT, DOT_SECONDS, SQUARE, computation, module
 
+pytestmark = pytest.mark.once
+
 
 def seconds(text: str) -> float:
     return step_time(text, CHIP).seconds

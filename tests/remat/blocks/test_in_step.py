@@ -10,7 +10,7 @@ import pytest
 
 from jaxmem import MemoryConfig, Workload, compare, make_train_step
 from jaxmem.errors import RematWithoutEffect
-from tests.remat.block_models import D, layer, weights
+from tests.remat.blocks.models import D, layer, weights
 from tests.unmarked import EXAMPLES, unmarked
 
 

@@ -1,15 +1,23 @@
-"""Small models that know nothing of jaxmem, for the block cutter."""
+"""Small models that know nothing of jaxmem, for the block cutter, and what is asked of each."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax import nnx
+
+from jaxmem.remat import checkpoint, residual_bytes
+from jaxmem.remat.blocks import at_blocks, find_blocks
 
 D = 8
 
 
 def weights(*shape):
     return jax.random.normal(jax.random.key(sum(shape)), shape) / shape[-1] ** 0.5
+
+
+X = weights(4, D)
+TOKENS = weights(2, 4, D)
 
 
 def layer(x, w):
@@ -133,3 +141,34 @@ class NnxModel(nnx.Module):
         for block in self.blocks:
             x = block(x)
         return self.norm(x)
+
+
+# -- what is asked of them ------------------------------------------------------------------------------
+
+
+def full(fn, *, scanned, name):
+    return checkpoint(fn, "full", scanned=scanned)
+
+
+def blocks_of(fn, *args):
+    return find_blocks(jax.make_jaxpr(fn)(*args))
+
+
+def names_of(fn, *args):
+    return [block.name for block in blocks_of(fn, *args)]
+
+
+def by_hand(block_loss):
+    """`block_loss(block)` with each block marked by a person."""
+    return block_loss(jax.checkpoint), block_loss(lambda fn: fn)
+
+
+def assert_same(fn, *args, rtol=2e-6):
+    """Values and gradients of the plain function, for fewer bytes."""
+    cut = at_blocks(fn, full)
+    expected = jax.jit(jax.value_and_grad(fn))(*args)
+    got = jax.jit(jax.value_and_grad(cut))(*args)
+    norm = np.sqrt(sum(np.linalg.norm(np.float64(leaf)) ** 2 for leaf in jax.tree.leaves(expected)))
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True):
+        assert a.dtype == b.dtype and np.linalg.norm(np.float64(a - b)) <= rtol * norm
+    assert residual_bytes(cut, *args, argnums=0) < residual_bytes(fn, *args, argnums=0)

@@ -8,8 +8,7 @@ from hypothesis import given
 
 from jaxmem._product_flops import WindowDimension
 from jaxmem.analysis import hlo_flops, jaxpr_flops
-
-from .programs import compiled_text
+from tests.analysis.programs import compiled_text
 
 
 @given(

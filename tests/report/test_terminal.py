@@ -7,6 +7,8 @@ from rich.console import Console
 from jaxmem.analysis import Comparison, MemoryReport
 from jaxmem.report import print_comparison, print_report
 
+pytestmark = pytest.mark.once
+
 GIB = 2**30
 ROWS = tuple(
     MemoryReport(

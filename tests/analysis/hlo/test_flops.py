@@ -5,8 +5,19 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem.analysis import analyze, hlo_flops, jaxpr_flops
-
-from .programs import BACKWARD, FORWARD, INPUTS, ONE, ROWS, WEIGHTS, WIDTH, compiled_text, nested, scanned, unrolled
+from tests.analysis.programs import (
+    BACKWARD,
+    FORWARD,
+    INPUTS,
+    ONE,
+    ROWS,
+    WEIGHTS,
+    WIDTH,
+    compiled_text,
+    nested,
+    scanned,
+    unrolled,
+)
 
 
 def gradient_flops(loss):
