@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxmem._units import format_bytes, format_flops, format_seconds
+from jaxmem._display import columns
+from jaxmem._units import format_bytes
 from jaxmem.analysis import KINDS, Comparison, MemoryReport
-from jaxmem.report._columns import in_order
-from jaxmem.report._dtypes import state_dtypes
+from jaxmem.report._numbers import Number, numbers
+from jaxmem.report._page import in_order
 
 VERDICTS = {"yes": "Fits", "no": "Does not fit", "uncertain": "Uncertain"}
 
@@ -99,41 +100,16 @@ def segments(report: MemoryReport, scale: int) -> list[Segment]:
     ]
 
 
-def facts(report: MemoryReport) -> list[tuple[str, str, str]]:
-    """(name, value, note) of the numbers that are known."""
-    rows: list[tuple[str, str, str]] = []
-
-    def add(name: str, value: int | None, note: str = "", form=format_bytes):
-        if value is not None:
-            rows.append((name, form(value), note))
-
-    add("arguments", report.argument_bytes, "" if report.argument_provenance == "compiled" else "modelled")
-    rows += [(kind, dtypes, "an argument, by dtype") for kind, dtypes in state_dtypes(report)]
-    add("outputs", report.output_bytes)
-    add("temporaries", report.temp_bytes)
-    add("aliased", report.alias_bytes, "outputs in donated arguments")
-    add("host temporaries", report.host_temp_bytes or None)
-    add("padding at peak", report.padding_bytes)
-    add("compiler's own peak", report.compiler_peak_bytes)
-    add("saved residuals", report.saved_residual_bytes, "modelled, one micro-batch")
-    add("forward", report.forward_flops, "modelled, all devices", format_flops)
-    add("whole program", report.flops, "per device", format_flops)
-    add("recomputed", report.recompute_flops, "per device", format_flops)
-    if report.gradient_reductions is not None:
-        add("gradients reduced", report.gradient_reduction_bytes, f"{report.gradient_reductions:.3g} times a step")
-    time = report.step_time
-    if time is not None:
-        by = "the compiler's cycles" if time.method == "compiler_cycles" else "a roofline"
-        filled = f", {time.filled_share:.0%} filled by a roofline" if time.filled_share and by[0] == "t" else ""
-        rows.append(("step time", format_seconds(time.seconds), f"estimate by {by}{filled}"))
-    elif report.step_seconds is not None:
-        rows.append(("step time", format_seconds(report.step_seconds), "estimate"))
-    return rows
+def facts(report: MemoryReport) -> list[Number]:
+    """The numbers that are known; of the host's only those that are not 0."""
+    listed = [number._replace(heading=number.heading.strip()) for number in numbers(report, "page")]
+    return [number for number in listed if number.text != "-" and number[:2] != ("host temporaries", "0 B")]
 
 
 def comparison_view(rows: Sequence[MemoryReport]) -> dict[str, Any]:
     """The variants with bars on one scale, and every kind that one of them has."""
     scale = max([*(row.peak_bytes or 0 for row in rows), 1])
+    shown = columns(type(rows[0]), "page_row")
     kinds = in_order(kind for row in rows for kind, size in row.by_kind if size > 0)
     known = [row.peak_bytes for row in rows if row.peak_bytes is not None]
     return {
@@ -142,37 +118,20 @@ def comparison_view(rows: Sequence[MemoryReport]) -> dict[str, Any]:
                 "view": report_view(row),
                 "bar": segments(row, scale),
                 "least": bool(known) and row.peak_bytes == min(known) and len(rows) > 1,
-                "temp": format_bytes(row.temp_bytes),
-                "residuals": format_bytes(row.saved_residual_bytes),
-                "recompute": format_flops(row.recompute_flops),
-                "seconds": format_seconds(row.step_seconds),
+                "cells": [(each.text(row), getattr(row, each.name)) for each in shown],
                 "by_kind": [format_bytes(dict(row.by_kind).get(kind)) for kind in kinds],
-                "sort": [
-                    row.peak_bytes,
-                    row.temp_bytes,
-                    row.saved_residual_bytes,
-                    row.recompute_flops,
-                    row.step_seconds,
-                ],
             }
             for row in rows
         ],
+        "columns": [(each.headings["page_row"], each.doc) for each in shown],
         "kinds": [(label(kind), style(kind)) for kind in kinds],
     }
 
 
 def frontier_points(comparison: Comparison) -> list[dict[str, Any]]:
     """What the plot of peak against recompute or time is drawn from."""
-    return [
-        {
-            "name": row.name[:80],
-            "peak_bytes": row.peak_bytes,
-            "recompute_flops": row.recompute_flops,
-            "step_seconds": row.step_seconds,
-            "fits": row.fits,
-        }
-        for row in comparison.rows
-    ]
+    fields = ("peak_bytes", "recompute_flops", "step_seconds", "fits")
+    return [{"name": row.name[:80], **{field: getattr(row, field) for field in fields}} for row in comparison.rows]
 
 
 def _percent(part: int | None, whole: int | None) -> str:

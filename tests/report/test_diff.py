@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxmem.report._diff import diff
+from jaxmem.report.diff import diff
 from tests.report import samples
 
 
