@@ -61,7 +61,7 @@ def column(
     **headings: str,
 ) -> Any:
     """A field of a `record`, with what `Column` says of it; its headings by view."""
-    assert headings.keys() <= set(VIEWS), f"a view of {headings.keys() - set(VIEWS)} does not exist"
+    assert headings.keys() <= set(VIEWS), f"one of these is no view: {', '.join(headings)}"
     made = Column(doc=doc, provenance=provenance, headings=headings, note=note, words=words, after=after, rank=rank)
     return dataclasses.field(default=default, metadata={"column": made})
 

@@ -61,7 +61,7 @@ def details(
 
 
 def _sum_to(by_kind, total: int, peak: int | None, **others: int) -> tuple[tuple[str, int], ...]:
-    """With the bytes by which the peak is larger: constants and code as far as they reach, the rest nobody's."""
+    """The kinds, made to sum to the peak: missing bytes are constants and code, up to their size, then unattributed."""
     kinds, left = dict(by_kind), (peak or total) - total
     for kind in ("constants", "code"):
         part = min(max(left, 0), others[kind])
@@ -125,8 +125,8 @@ def donation_misses(compiled, module: Module, sizes: dict[int, int]) -> tuple[Do
     for type_, numbers in groups.items():
         found = _TYPE.match(type_)
         dtype_in, dims = found.groups() if found else (type_, "")
-        # XLA gives the output of one leaf the buffer of any other of its type: what is left over is told of the leaves
-        # that come out otherwise than they went in.
+        # XLA may give the output of one leaf the buffer of any other leaf of its type. The buffers left over are
+        # reported for the leaves whose dtype changes.
         left = sum(number not in aliased for number in numbers)
         changed = [n for n in numbers if _changes(inputs[kept[n]], results)]
         rest = [n for n in numbers if n not in changed and n not in aliased]
@@ -143,7 +143,7 @@ def donation_misses(compiled, module: Module, sizes: dict[int, int]) -> tuple[Do
 
 
 def _taken(outputs: list[tuple[str, str]], dims: str) -> str:
-    """The dtype of an output of that shape which no argument lends its buffer to; each is told of once."""
+    """The dtype of an output of that shape that reuses no argument's buffer; each output is taken once."""
     found = next((output for output in outputs if output[1] == dims), None)
     if found is None:
         return ""

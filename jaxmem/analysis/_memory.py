@@ -38,7 +38,7 @@ class MemoryBytes:
 
 
 def read_memory(compiled) -> MemoryBytes | None:
-    """The memory analysis of a `jax.stages.Compiled`, or None where there is none to believe.
+    """The memory analysis of a `jax.stages.Compiled`, or None where it is missing or cannot be right.
 
     A backend without one returns None, raises, or fills its fields with 0 or -1.
     """

@@ -1,4 +1,4 @@
-"""What a report holds about single buffers, their layers, the timeline, and what to do: plain records."""
+"""The records that a report is made of: buffers, layers, the timeline, findings."""
 
 import dataclasses
 from typing import Literal
@@ -24,8 +24,8 @@ KINDS = (
 )
 """The kinds that bytes are counted under.
 
-`arguments` are those of a plain function whose kinds nobody declared; `fragmentation` is what lies
-unused between the buffers of the temporary allocation at its peak.
+`arguments` are those of a plain function whose kinds are not declared; `fragmentation` lies unused
+between the buffers of the temporary allocation at its peak.
 """
 
 Phase = Literal["forward", "backward", "recompute", "update", ""]

@@ -9,6 +9,7 @@ from jaxmem._installed import numbers
 
 OLDEST_JAX = (0, 10, 2)
 SUPPORTED_PYTHON = ((3, 11), (3, 13))
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 GPU_AOT_PACKAGES = ("jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12", "nvidia-cudnn-cu12")
 
 
@@ -49,7 +50,7 @@ def check_packages(versions: Mapping[str, str | None]) -> list[Check]:
       versions: package name → version, None where it is not installed.
     """
     checks = []
-    for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint"):
+    for name in PACKAGES:
         version, check = versions.get(name), Check(name=name, found=versions.get(name) or "not installed")
         if version is None:
             check = dataclasses.replace(check, status="broken", cure=f"pip install {name}")

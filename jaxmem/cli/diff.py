@@ -42,10 +42,7 @@ def diff(
             "--html": lambda: html_report(reports[1], against=reports[0]),
         }
         outputs.write(stdout, results)
-    if not outputs.to_stdout:
-        from rich.console import Console
-
-        Console().print(render_diff(found))
+    outputs.show(render_diff(found))
 
 
 def read_reports(before: str, after: str) -> tuple["MemoryReport", "MemoryReport"]:

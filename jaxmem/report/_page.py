@@ -14,7 +14,6 @@ from jaxmem.analysis import KINDS, Buffer, MemoryReport, Moment, Timeline
 NUMBERS = tuple(field.name for field in dataclasses.fields(Buffer) if field.type is int)
 TEXTS = tuple(field.name for field in dataclasses.fields(Buffer) if field.type is not int)
 LONGEST_TEXT = 400
-_BUFFER_VIEWS = ("buffer_row", "detail")
 
 
 class Strings:
@@ -40,8 +39,11 @@ class Strings:
 
 
 def buffer_fields() -> dict[str, Any]:
-    """What the page knows of the fields of a buffer: their sort, and [heading, field] of those that it shows."""
-    views = {view: [[each.headings[view], each.name] for each in columns(Buffer, view)] for view in _BUFFER_VIEWS}
+    """What the page knows of the fields of a buffer: their types, and [heading, field, doc] of those that it shows."""
+    views = {
+        view: [[each.headings[view], each.name, each.doc] for each in columns(Buffer, view)]
+        for view in ("buffer_row", "detail")
+    }
     return {"texts": TEXTS, "numbers": NUMBERS, **views}
 
 

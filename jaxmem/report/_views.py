@@ -20,7 +20,6 @@ class Segment:
     kind: str
     style: str
     label: str
-    size_bytes: int
     size: str
     share: str
     width: str
@@ -50,23 +49,13 @@ def format_change(change: int) -> str:
     return sign + format_bytes(abs(change))
 
 
-def report_view(report: MemoryReport, *, scale_bytes: int = 0) -> dict[str, Any]:
-    """Everything of one report that is not drawn by script.
-
-    Args:
-      report: what is shown.
-      scale_bytes: what the whole width of the capacity bar stands for; 0 for its own peak or capacity.
-    """
-    scale = max(scale_bytes, report.peak_bytes or 0, report.capacity_bytes or 0)
+def report_view(report: MemoryReport) -> dict[str, Any]:
+    """All of one report that is not drawn by script: its fields, and texts and widths made of them."""
+    scale = max(report.peak_bytes or 0, report.capacity_bytes or 0)
     return {
-        "name": report.name,
-        "target": report.target,
+        **vars(report),
         "origin": f"{report.provenance} by {report.backend}, jax {report.jax_version}",
-        "remat": report.remat,
-        "devices": report.devices,
-        "fits": report.fits,
         "verdict": VERDICTS[report.fits],
-        "reason": report.fits_reason,
         "peak": format_bytes(report.peak_bytes),
         "capacity": format_bytes(report.capacity_bytes) if report.capacity_bytes else "",
         "of_capacity": _percent(report.peak_bytes, report.capacity_bytes) if report.capacity_bytes else "",
@@ -76,9 +65,6 @@ def report_view(report: MemoryReport, *, scale_bytes: int = 0) -> dict[str, Any]
         "bar": segments(report, scale),
         "modelled": bool(report.by_kind) and report.buffer_provenance == "modelled",
         "facts": facts(report),
-        "findings": report.findings,
-        "donation_misses": report.donation_misses,
-        "warnings": report.warnings,
     }
 
 
@@ -90,7 +76,6 @@ def segments(report: MemoryReport, scale: int) -> list[Segment]:
             kind=kind,
             style=style(kind),
             label=label(kind),
-            size_bytes=sizes[kind],
             size=format_bytes(sizes[kind]),
             share=_percent(sizes[kind], report.peak_bytes),
             width=_width(sizes[kind], scale),

@@ -91,7 +91,7 @@ def _loops(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def _life(number: int, buffer: Buffer) -> list[dict[str, Any]]:
-    """A buffer as an asynchronous span: such may overlap."""
+    """A buffer as an asynchronous span, since these may overlap."""
     name = buffer.path or buffer.saved_name or buffer.name
     common = {"cat": buffer.kind, "name": name, "id": number, "pid": _PROCESS}
     fields = ("size_bytes", "layer", "op", "shape", "source", "allocation", "offset_bytes")

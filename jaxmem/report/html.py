@@ -170,9 +170,9 @@ def _asset(name: str):
 def _plotly():
     """Plotly's script, to be run as a module.
 
-    Taken out of the functions that it is wrapped in, as a module keeps its names to itself anyway: a browser reads all
-    of a function before it runs it, and again for each error inside, by which plotly tries out what there is. In them
-    plotly takes twice as long to start. A script of another form is left as it is.
+    The functions round it are removed; a module has a scope of its own. A browser parses a whole function before it
+    runs it, and again for each error that plotly provokes to see what the browser can do, so that plotly would take
+    twice as long to start. A script of another form is used as it is.
     """
     from markupsafe import Markup
 

@@ -83,4 +83,5 @@ def test_a_view_that_does_not_exist_is_refused():
 def test_every_field_of_a_buffer_reaches_the_page():
     fields = data_of(html_report(samples.gpt_report()))["buffers"]
     assert sorted(fields["texts"] + fields["numbers"]) == sorted(each.name for each in columns(Buffer))
-    assert fields["buffer_row"][0] == ["bytes", "size_bytes"] and ["scope", "op_name"] in fields["detail"]
+    assert fields["buffer_row"][0] == ["bytes", "size_bytes", "Bytes that it occupies."]
+    assert ["scope", "op_name"] in [names[:2] for names in fields["detail"]]

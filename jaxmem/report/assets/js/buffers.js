@@ -3,7 +3,7 @@
 (function () {
   const PAGE = 25;
   const { texts, numbers, buffer_row, detail } = page.data.buffers;
-  const COLUMNS = [["buffer", "title"], ...buffer_row].map(([heading, field]) => [heading, field, numbers.includes(field)]);
+  const COLUMNS = [["buffer", "title", ""], ...buffer_row];
   const CLASSES = { title: "wide", layer: "wide", shape: "mono" };
   const table = page.one("buffers").querySelector("table");
   const search = page.one("buffers-search");
@@ -15,8 +15,8 @@
   let order = null;
   let columns = COLUMNS;
 
-  COLUMNS.forEach(([name, field, number]) => {
-    const heading = page.element("th", { scope: "col", class: number ? "number" : "" }, name);
+  COLUMNS.forEach(([name, field, doc]) => {
+    const heading = page.element("th", { scope: "col", class: numbers.includes(field) ? "number" : "", title: doc }, name);
     table.tHead.rows[0].append(heading);
     page.sortable(heading, (direction) => {
       order = [field, direction];
@@ -53,8 +53,8 @@
     show();
   }
 
-  function cell(row, [, field, number]) {
-    const td = page.element("td", { class: number ? "number" : CLASSES[field] ?? "", "data-field": field });
+  function cell(row, [, field]) {
+    const td = page.element("td", { class: numbers.includes(field) ? "number" : CLASSES[field] ?? "", "data-field": field });
     if (field === "title") {
       const button = page.element("button", { type: "button", "aria-expanded": "false" }, row.title);
       button.addEventListener("click", () => expand(button, row));
@@ -75,8 +75,8 @@
     button.setAttribute("aria-expanded", String(!open));
     if (open) return tr.nextSibling.remove();
     const list = page.element("dl");
-    for (const [name, field] of detail) {
-      if (row[field]) list.append(page.element("dt", {}, name), page.element("dd", { class: "mono" }, row[field]));
+    for (const [name, field, doc] of detail) {
+      if (row[field]) list.append(page.element("dt", { title: doc }, name), page.element("dd", { class: "mono" }, row[field]));
     }
     list.append(page.element("dt", {}, "lies at"), page.element("dd", {}, `byte ${row.offset_bytes} of allocation ${row.allocation}`));
     tr.after(page.element("tr", { class: "more" }, page.element("td", { colspan: columns.length }, list)));
