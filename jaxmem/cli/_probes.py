@@ -57,9 +57,9 @@ def probe_compilers(targets: Sequence[str]) -> list[Check]:
 def _check(name: str, found: dict[str, Any]) -> Check:
     if not found:
         cure = "Try again on an idle machine; if that does not help, reinstall the compiler."
-        return Check(name=name, found=f"not done within {SECONDS} s", status="warn", cure=cure)
+        return Check(name=name, found=f"not done within {SECONDS} s").warn(cure)
     if "error" in found:
-        return Check(name=name, found=paragraph(found["error"]), status="warn", cure=found.get("do") or _REINSTALL)
+        return Check(name=name, found=paragraph(found["error"])).warn(found.get("do") or _REINSTALL)
     return Check(name=name, found=f"a program of {found['argument_bytes']} bytes in {found['seconds']:.1f} s")
 
 

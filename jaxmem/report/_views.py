@@ -7,7 +7,7 @@ from typing import Any
 from jaxmem._display import columns
 from jaxmem._units import format_bytes
 from jaxmem.analysis import KINDS, Comparison, MemoryReport
-from jaxmem.report._numbers import Number, numbers
+from jaxmem.report._listing import Number, numbers
 from jaxmem.report._page import in_order
 
 VERDICTS = {"yes": "Fits", "no": "Does not fit", "uncertain": "Uncertain"}

@@ -13,7 +13,7 @@ from jaxmem.analysis import Comparison, MemoryReport
 from jaxmem.errors import InputError
 from jaxmem.report._page import buffer_fields, report_data
 from jaxmem.report._views import comparison_view, format_change, frontier_points, label, report_view, segments, style
-from jaxmem.report.diff import Diff, diff
+from jaxmem.report.differences import Diff, diff
 
 _SCRIPTS = ("page", "theme", "tables", "buffers", "layers", "timeline", "map", "frontier", "main")
 _MOST_DATA = 3_000_000  # with plotly's 4.8 MB the page stays below 8 MB

@@ -10,7 +10,7 @@ from rich.text import Text
 from jaxmem._display import columns
 from jaxmem._units import format_bytes
 from jaxmem.analysis import Comparison, MemoryReport
-from jaxmem.report._numbers import numbers
+from jaxmem.report._listing import numbers
 
 _BAR, _SHOWN_SHARE, _LARGEST, _FINDINGS = 30, 0.005, 8, 5
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxmem.report.diff import diff
+from jaxmem.report.differences import diff
 from tests.report import samples
 
 
