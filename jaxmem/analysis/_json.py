@@ -169,11 +169,10 @@ def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
     fields = dataclasses.fields(cls)
     told = {each.name: {"description": each.doc} for each in columns(cls)} if "column" in fields[0].metadata else {}
     text = inspect.getdoc(cls) or ""
-    hints = typing.get_type_hints(cls)
     return {
         "type": "object",
         "description": text.partition("\n\nArgs:")[0] if told else text,
-        "properties": {name: _of(hint, name, definitions) | told.get(name, {}) for name, hint in hints.items()},
+        "properties": {name: _of(hint, name, definitions) | told.get(name, {}) for name, hint in _hints(cls).items()},
         "required": [field.name for field in fields],
         "additionalProperties": False,
     }

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from jaxmem._units import format_bytes
 from jaxmem.analysis.oom import OomBuffer, OomExplanation
+from jaxmem.report._views import label
 from jaxmem.report.terminal import table
 
 SHOWN_BUFFERS = 10
@@ -56,7 +57,7 @@ def _numbers(said: OomExplanation) -> Table:
     made = table(("fact", "bytes", "from"), right=("bytes",), header=False)
     for fact in said.facts:
         line = Text(f"line {fact.line}", style="dim")
-        made.add_row(fact.name.replace("_", " "), format_bytes(fact.size_bytes), line)
+        made.add_row(label(fact.name), format_bytes(fact.size_bytes), line)
     if said.missing_bytes is not None:
         size = Text(format_bytes(said.missing_bytes), style="red")
         made.add_row("missing", size, Text("from the above", style="dim"))

@@ -10,7 +10,7 @@ from rich.text import Text
 from jaxmem._display import columns
 from jaxmem._units import format_bytes
 from jaxmem.analysis import Comparison, MemoryReport
-from jaxmem.report._listing import numbers
+from jaxmem.report._views import label, numbers
 
 _BAR, _SHOWN_SHARE, _LARGEST, _FINDINGS = 30, 0.005, 8, 5
 
@@ -111,7 +111,7 @@ def _kinds(report: MemoryReport) -> list:
     rows = [(kind, size) for kind, size in report.by_kind if size >= _SHOWN_SHARE * total]
     for kind, size in [*rows, ("others", small)] if small else rows:
         bar = "█" * round(_BAR * size / total)
-        made.add_row(kind.replace("_", " "), format_bytes(size), f"{size / total:.0%}", Text(bar, style="cyan"))
+        made.add_row(label(kind), format_bytes(size), f"{size / total:.0%}", Text(bar, style="cyan"))
     return [Text("\nat the peak", style="bold"), made]
 
 
@@ -128,7 +128,7 @@ def _largest(report: MemoryReport) -> list:
     for (kind, phase, layer, op, source), sizes in largest:
         many = f" × {len(sizes)}" if len(sizes) > 1 else ""
         cells = Text(layer or "-"), Text(f"{op}{many}"), Text(source or phase)
-        made.add_row(format_bytes(sum(sizes)), kind.replace("_", " "), *cells)
+        made.add_row(format_bytes(sum(sizes)), label(kind), *cells)
     return [Text("\nlargest temporaries at the peak", style="bold"), made]
 
 
