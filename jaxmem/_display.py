@@ -35,10 +35,10 @@ class Column:
     doc: str
     provenance: str
     headings: Mapping[str, str]
-    note: str | Callable[[Any], str]
-    words: Callable[[Any], str] | None
-    after: str
-    rank: int
+    note: str | Callable[[Any], str] = ""
+    words: Callable[[Any], str] | None = None
+    after: str = ""
+    rank: int = 99
 
     def text(self, record: Any) -> str:
         """The value in words; a dash where it is unknown."""
@@ -49,20 +49,10 @@ class Column:
         return getattr(record, self.provenance, self.provenance)
 
 
-def column(
-    doc: str,
-    provenance: str = "",
-    *,
-    default: Any = dataclasses.MISSING,
-    note: str | Callable[[Any], str] = "",
-    words: Callable[[Any], str] | None = None,
-    after: str = "",
-    rank: int = 99,
-    **headings: str,
-) -> Any:
-    """A field of a `record`, with what `Column` says of it; its headings by view."""
-    assert headings.keys() <= set(VIEWS), f"one of these is no view: {', '.join(headings)}"
-    made = Column(doc=doc, provenance=provenance, headings=headings, note=note, words=words, after=after, rank=rank)
+def column(doc: str, provenance: str = "", *, default: Any = dataclasses.MISSING, **told: Any) -> Any:
+    """A field of a `record`, with what a `Column` says of it and, by view, its headings."""
+    headings = {view: told.pop(view) for view in VIEWS if view in told}
+    made = Column(doc=doc, provenance=provenance, headings=headings, **told)
     return dataclasses.field(default=default, metadata={"column": made})
 
 

@@ -76,7 +76,7 @@ def test_a_diff_compares_it():
 
 
 def test_a_view_that_does_not_exist_is_refused():
-    with pytest.raises(AssertionError, match="margin"):
+    with pytest.raises(TypeError, match="margin"):
         column("Bytes.", margin="bytes")
 
 
