@@ -10,10 +10,10 @@ from jaxmem.analysis._compare import join_comparisons as join_comparisons
 from jaxmem.analysis._compiled import CompiledProgram as CompiledProgram
 from jaxmem.analysis._jaxpr_flops import JaxprFlops as JaxprFlops
 from jaxmem.analysis._jaxpr_flops import jaxpr_flops as jaxpr_flops
+from jaxmem.analysis._json import ReportReadError as ReportReadError
 from jaxmem.analysis._kind_paths import kinds_by_path as kinds_by_path
 from jaxmem.analysis._program import Program as Program
 from jaxmem.analysis._program import as_program as as_program
-from jaxmem.analysis._read import ReportReadError as ReportReadError
 from jaxmem.analysis._records import KINDS as KINDS
 from jaxmem.analysis._records import Buffer as Buffer
 from jaxmem.analysis._records import DonationMiss as DonationMiss
@@ -25,7 +25,7 @@ from jaxmem.analysis._records import Moment as Moment
 from jaxmem.analysis._records import StepTime as StepTime
 from jaxmem.analysis._records import Timeline as Timeline
 from jaxmem.analysis._report import MemoryReport as MemoryReport
-from jaxmem.analysis._schema import report_schema as report_schema
+from jaxmem.analysis._report import report_schema as report_schema
 from jaxmem.analysis.hlo._flops import HloFlops as HloFlops
 from jaxmem.analysis.hlo._flops import hlo_flops as hlo_flops
 from jaxmem.analysis.hlo._miscompiled import check_compiled as check_compiled

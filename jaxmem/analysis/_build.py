@@ -11,10 +11,10 @@ from jaxmem._units import format_bytes, format_flops
 from jaxmem.analysis._compiled import CompiledProgram, compile_program
 from jaxmem.analysis._fits import Fits, judge_fit
 from jaxmem.analysis._jaxpr_flops import JaxprFlops
-from jaxmem.analysis._memory import MemoryBytes, argument_bytes, read_memory, used_devices
 from jaxmem.analysis._program import Program, known
 from jaxmem.analysis._records import Finding, StepTime
 from jaxmem.analysis._report import MemoryReport
+from jaxmem.analysis._sizes import MemoryBytes, argument_bytes, read_memory, used_devices
 from jaxmem.analysis.hlo._miscompiled import refusal
 from jaxmem.analysis.hlo._reductions import gradient_reductions
 from jaxmem.analysis.step_time import NOMINAL_CPU, step_time

@@ -9,7 +9,7 @@ import jax
 
 from jaxmem._miscompilations import Miscompilation
 from jaxmem.analysis._details import details
-from jaxmem.analysis._memory import MemoryBytes
+from jaxmem.analysis._sizes import MemoryBytes
 from jaxmem.analysis.assignment import Assignment, BufferDump
 from jaxmem.analysis.hlo._flops import HloFlops, hlo_flops
 from jaxmem.analysis.hlo._miscompiled import miscompiled

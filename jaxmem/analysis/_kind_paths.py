@@ -55,7 +55,7 @@ def kinds_by_path(
 
 
 def undeclared_kind(path: str) -> str:
-    """The kind of an argument of which nothing is declared.
+    """The kind of an argument whose kind is not declared.
 
     >>> undeclared_kind("state.acc_grads['w']"), undeclared_kind("state.mini_step")
     ('accumulators', 'arguments')
@@ -64,7 +64,7 @@ def undeclared_kind(path: str) -> str:
 
 
 def check_kinds(kinds: Mapping[str, str] | Sequence[str] | None, fn: Callable, args: Sequence[Any]) -> None:
-    """Refuses kinds of arguments that are not there.
+    """Refuses kinds that are declared for arguments that do not exist.
 
     Args:
       kinds: as for `kinds_by_path`, which has accepted it.

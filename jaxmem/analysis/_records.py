@@ -1,7 +1,9 @@
-"""What a report holds about single buffers, their layers, the timeline, and what to do: plain records."""
+"""The records that a report is made of: buffers, layers, the timeline, findings."""
 
 import dataclasses
 from typing import Literal
+
+from jaxmem._display import column, record
 
 KINDS = (
     "parameters",
@@ -22,56 +24,52 @@ KINDS = (
 )
 """The kinds that bytes are counted under.
 
-`arguments` are those of a plain function whose kinds nobody declared; `fragmentation` is what lies
-unused between the buffers of the temporary allocation at its peak.
+`arguments` are those of a plain function whose kinds are not declared; `fragmentation` lies unused
+between the buffers of the temporary allocation at its peak.
 """
 
 Phase = Literal["forward", "backward", "recompute", "update", ""]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@record
 class Buffer:
-    """One buffer of the compiled program, and where it comes from.
+    """One buffer of the compiled program, and where it comes from. Texts are empty where nothing is known."""
 
-    Args:
-      name: the value in the optimised HLO, `fusion.12{0}`.
-      kind: one of `KINDS`.
-      layer: path of the module, or of the scan, that computes it: "GPT/blocks/mlp_in"; empty outside any.
-      phase: "forward", "backward", "recompute" or "update" (optimizer); empty where unknown.
-      path: of the argument or output that it holds: "state.params['embed']['embedding']"; empty otherwise.
-      saved_name: the `checkpoint_name` under which it is saved; empty where it has none.
-      op: the operation that computes it, in JAX's words: "dot_general"; of an argument "parameter".
-      op_name: JAX's whole scope path of that operation.
-      source: "gpt.py:51" of the user's line, `source_file` its whole path, `function` the function there.
-      shape: "f32[8,1024,768]"; `layout` as the compiler writes it, tiles included.
-      size_bytes: bytes that it occupies, of which `padding_bytes` hold nothing.
-      allocation, offset_bytes: where it lies; offsets count within the allocation.
-      start, end: first and last position of the schedule at which it is alive, both included.
-      memory_space: "device", "host", or an on-chip memory of the target ("vmem", "smem", ...).
-      depth: of nested loops round it.
-    """
-
-    name: str
-    kind: str
-    layer: str = ""
-    phase: Phase = ""
-    path: str = ""
-    saved_name: str = ""
-    op: str = ""
-    op_name: str = ""
-    source: str = ""
-    source_file: str = ""
-    function: str = ""
-    shape: str = ""
-    layout: str = ""
-    size_bytes: int
-    padding_bytes: int = 0
-    allocation: int = 0
-    offset_bytes: int = 0
-    start: int = 0
-    end: int = 0
-    memory_space: str = "device"
-    depth: int = 0
+    # fmt: off
+    name: str = column("The value in the optimised HLO, `fusion.12{0}`.", detail="compiler's name")
+    kind: str = column("One of `KINDS`.", buffer_row="kind")
+    layer: str = column(
+        'Path of the module, or of the scan, that computes it: "GPT/blocks/mlp_in"; empty outside any.',
+        default="", buffer_row="layer")
+    phase: Phase = column(
+        '"forward", "backward", "recompute" or "update" (optimizer).', default="", buffer_row="phase")
+    path: str = column(
+        "Path of the argument or output that it holds: \"state.params['embed']['embedding']\".",
+        default="", detail="argument")
+    saved_name: str = column("The `checkpoint_name` under which it is saved.", default="", detail="saved name")
+    op: str = column(
+        'The operation that computes it, in JAX\'s words: "dot_general"; of an argument "parameter".',
+        default="", buffer_row="op")
+    op_name: str = column("JAX's whole scope path of that operation.", default="", detail="scope")
+    source: str = column('The user\'s line: "gpt.py:51".', default="", buffer_row="source", after="shape")
+    source_file: str = column("Whole path of that file.", default="", detail="file")
+    function: str = column("The function at that line.", default="", detail="function")
+    shape: str = column('"f32[8,1024,768]".', default="", buffer_row="shape")
+    layout: str = column(
+        "Layout as the compiler writes it, tiles included.", default="", detail="layout", after="op_name")
+    size_bytes: int = column("Bytes that it occupies.", "buffer_provenance", buffer_row="bytes", rank=1)
+    padding_bytes: int = column(
+        "Of these, bytes that hold nothing.", "buffer_provenance", default=0, buffer_row="padding", rank=2)
+    allocation: int = column("Number of the allocation that it lies in.", default=0)
+    offset_bytes: int = column("Offset within the allocation.", "buffer_provenance", default=0)
+    start: int = column(
+        "First position of the schedule at which it is alive, included.", default=0, buffer_row="alive")
+    end: int = column("Last position of the schedule at which it is alive, included.", default=0)
+    memory_space: str = column(
+        '"device", "host", or an on-chip memory of the target ("vmem", "smem", ...).',
+        default="device", detail="memory")
+    depth: int = column("Of nested loops round it.", default=0)
+    # fmt: on
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,135 +1,134 @@
 """The record of one analysed program."""
 
-import dataclasses
 import json
 from typing import Any
 
-from jaxmem._display import renderers
-from jaxmem._units import format_bytes, format_flops
+from jaxmem._display import column, columns, in_words, record, renderers
+from jaxmem._units import format_bytes
 from jaxmem.analysis._fits import Fits
-from jaxmem.analysis._read import read_record
-from jaxmem.analysis._records import Buffer, DonationMiss, DtypeBytes, Finding, LayerBytes, Moment, StepTime, Timeline
+from jaxmem.analysis._json import read_record, record_schema, values_of
+from jaxmem.analysis._records import Buffer, DonationMiss, DtypeBytes, Finding, LayerBytes, StepTime, Timeline
 
 SCHEMA = "jaxmem.report/1"
 DETAILS = ("by_layer", "buffers", "timeline")
-_MODELLED = ("saved_residual_bytes", "forward_flops", "asked_recompute_flops")
-_COMPILED = (
-    "peak_bytes",
-    "compiler_peak_bytes",
-    "argument_bytes",
-    "output_bytes",
-    "temp_bytes",
-    "alias_bytes",
-    "host_argument_bytes",
-    "host_output_bytes",
-    "host_temp_bytes",
-    "host_alias_bytes",
-    "generated_code_bytes",
-    "flops",
-    "recompute_flops",
-    "gradient_reduction_bytes",
-)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+def _reduced(report: "MemoryReport") -> str:
+    if report.gradient_reductions is None:
+        return "-"
+    return f"{report.gradient_reductions:.3g} x, {format_bytes(report.gradient_reduction_bytes)}"
+
+
+def _timed(report: "MemoryReport") -> str:
+    time = report.step_time
+    if time is None:
+        return "estimate"
+    if time.method == "roofline":
+        return "estimate by a roofline"
+    filled = f", {time.filled_share:.0%} filled by a roofline" if time.filled_share else ""
+    return f"estimate by the compiler's cycles{filled}"
+
+
+@record
 class MemoryReport:
-    """What a compiled program needs. Bytes are per device; None means that nobody could tell.
+    """What a compiled program needs. Bytes are per device; None means unknown."""
 
-    Args:
-      name: of the program or variant.
-      target: name of the target that it was compiled for.
-      provenance: where the bytes are from: "compiled", the target's compiler. `provenances` has
-        the exceptions, number by number.
-      backend: platform whose compiler it was.
-      jax_version: of the JAX that ran it.
-      devices: number of devices of the program.
-      peak_bytes: the larger of argument + output + temp - alias and the compiler's own peak; the former on
-        CPU, whose peak leaves out what loops hold, and on a TPU where its peak counts memory on the chip too.
-      compiler_peak_bytes: the compiler's own peak, believed or not.
-      argument_bytes, output_bytes, temp_bytes: what goes in, what comes out, what lives between.
-      alias_bytes: outputs that reuse the buffer of a donated argument.
-      host_argument_bytes, host_output_bytes, host_temp_bytes, host_alias_bytes: the same on the host.
-      generated_code_bytes: the program itself.
-      argument_provenance: "modelled" where `argument_bytes` had to come from shapes and shardings.
-      saved_residual_bytes: residuals that one micro-batch keeps for its backward pass, from the trace.
-      remat: name of the rematerialisation setting.
-      forward_flops: matrix-product and convolution FLOPs outside the backward pass, over all
-        micro-batches and all devices, from the trace.
-      asked_recompute_flops: those that the trace asks to compute again, over all devices.
-      flops: all of the compiled program's, loops multiplied out, per device.
-      recompute_flops: those that the compiled program really computes again, per device.
-      gradient_reduction: of a step on several shards of a batch: "once" or "each" micro-batch, as it was built.
-      gradient_reductions: how often a step reduces its gradients between devices, on average over their elements;
-        in the compiled program, arrays told by their sizes.
-      gradient_reduction_bytes: of gradients that are reduced in a step, per device.
-      step_seconds: estimated time of a call, that of `step_time`; None where nothing is known of the chip.
-      step_time: how the estimate came about.
-      fits: "yes", "no" or "uncertain", and `fits_reason` with the reserve assumed.
-      capacity_bytes: memory of one device of the target.
-      buffer_provenance: where all that follows is from: "compiled", the compiler's own buffers, or "modelled" where
-        they had to be worked out from its program.
-      by_kind: (kind, bytes) pairs at the peak, largest first; they sum to `peak_bytes`. Empty where the
-        compiler does not show its buffers.
-      argument_dtypes: bytes of the arguments by kind and dtype, largest first: in what the optimizer's state is kept.
-      by_layer: bytes at the peak by layer and kind, largest first.
-      buffers: those alive at the peak, largest first.
-      timeline: live bytes over the schedule.
-      padding_bytes: of the buffers at the peak: bytes that hold nothing.
-      donation_misses: donated leaves that no output could reuse.
-      findings: what costs bytes without need, and the cure, largest first.
-      warnings: sentences on what these numbers do not show.
-    """
-
-    name: str
-    target: str
-    provenance: str = "compiled"
-    backend: str
-    jax_version: str
-    devices: int = 1
-    peak_bytes: int | None = None
-    compiler_peak_bytes: int | None = None
-    argument_bytes: int | None = None
-    output_bytes: int | None = None
-    temp_bytes: int | None = None
-    alias_bytes: int | None = None
-    host_argument_bytes: int | None = None
-    host_output_bytes: int | None = None
-    host_temp_bytes: int | None = None
-    host_alias_bytes: int | None = None
-    generated_code_bytes: int | None = None
-    argument_provenance: str = "compiled"
-    saved_residual_bytes: int | None = None
-    remat: str = "none"
-    forward_flops: int | None = None
-    asked_recompute_flops: int | None = None
-    flops: int | None = None
-    recompute_flops: int | None = None
-    gradient_reduction: str | None = None
-    gradient_reductions: float | None = None
-    gradient_reduction_bytes: int | None = None
-    step_seconds: float | None = None
-    fits: Fits
-    fits_reason: str
-    capacity_bytes: int | None = None
-    step_time: StepTime | None = None
-    buffer_provenance: str = "compiled"
-    by_kind: tuple[tuple[str, int], ...] = ()
-    argument_dtypes: tuple[DtypeBytes, ...] = ()
-    by_layer: tuple[LayerBytes, ...] = ()
-    buffers: tuple[Buffer, ...] = ()
-    timeline: Timeline | None = None
-    padding_bytes: int | None = None
-    donation_misses: tuple[DonationMiss, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    warnings: tuple[str, ...] = ()
+    # fmt: off
+    name: str = column("Name of the program or variant.")
+    target: str = column("Name of the target that it was compiled for.")
+    provenance: str = column(
+        'Where the bytes are from: "compiled", the target\'s compiler. `provenances` has the exceptions, by number.',
+        default="compiled")
+    backend: str = column("Platform whose compiler it was.")
+    jax_version: str = column("Version of the JAX that ran the compiler.")
+    devices: int = column("Number of devices of the program.", default=1)
+    peak_bytes: int | None = column(
+        "The larger of argument + output + temp - alias and the compiler's own peak; the former on CPU, whose peak "
+        "leaves out what loops hold, and on a TPU where its peak counts memory on the chip too.", "compiled",
+        default=None, terminal="peak", row="peak", page_row="peak", diff="peak", rank=1)
+    compiler_peak_bytes: int | None = column(
+        "The compiler's own peak, whether or not `peak_bytes` is taken from it.", "compiled",
+        default=None, terminal="compiler's own peak", page="compiler's own peak", after="alias_bytes")
+    argument_bytes: int | None = column(
+        "Arguments.", "argument_provenance",
+        default=None, terminal="  arguments", page="arguments", row="arguments", diff="argument")
+    output_bytes: int | None = column(
+        "Outputs.", "compiled", default=None, terminal="  outputs", page="outputs", row="outputs")
+    temp_bytes: int | None = column(
+        "Temporaries: what lives between arguments and outputs.", "compiled", default=None,
+        terminal="  temporaries", page="temporaries", row="temps", page_row="temporaries", diff="temp", rank=2)
+    alias_bytes: int | None = column(
+        "Outputs that reuse the buffer of a donated argument.", "compiled", default=None,
+        terminal="  aliased", page="aliased", note="outputs in donated arguments", row="aliased")
+    host_argument_bytes: int | None = column("Arguments on the host.", "compiled", default=None)
+    host_output_bytes: int | None = column("Outputs on the host.", "compiled", default=None)
+    host_temp_bytes: int | None = column(
+        "Temporaries on the host.", "compiled", default=None,
+        terminal="host temporaries", page="host temporaries", row="host temps", after="generated_code_bytes")
+    host_alias_bytes: int | None = column(
+        "Outputs on the host that reuse the buffer of a donated argument.", "compiled", default=None)
+    generated_code_bytes: int | None = column(
+        "The program itself.", "compiled", default=None, terminal="generated code", after="compiler_peak_bytes")
+    argument_provenance: str = column(
+        '"modelled" where `argument_bytes` had to come from shapes and shardings.', default="compiled")
+    saved_residual_bytes: int | None = column(
+        "Residuals that one micro-batch keeps for its backward pass, from the trace.", "modelled", default=None,
+        terminal="saved residuals*", page="saved residuals", note="modelled, one micro-batch",
+        row="residuals*", page_row="residuals*", diff="saved residual", rank=3)
+    remat: str = column("Name of the rematerialisation setting.", default="none")
+    forward_flops: int | None = column(
+        "FLOPs of matrix products and convolutions outside the backward pass, over all micro-batches and all devices, "
+        "from the trace.", "modelled", default=None,
+        terminal="forward*", page="forward", note="modelled, all devices", row="forward*", rank=7)
+    asked_recompute_flops: int | None = column(
+        "FLOPs that the trace asks to compute again, over all devices.", "modelled", default=None)
+    flops: int | None = column(
+        "FLOPs of the whole compiled program, loops multiplied out, per device.", "compiled",
+        default=None, terminal="whole program", page="whole program", note="per device")
+    recompute_flops: int | None = column(
+        "FLOPs that the compiled program really computes again, per device.", "compiled", default=None,
+        terminal="recomputed", page="recomputed", note="per device", row="recompute", page_row="recompute", rank=4)
+    gradient_reduction: str | None = column(
+        'Of a step on several shards of a batch: gradients are reduced "once" a step or after "each" micro-batch.',
+        default=None)
+    gradient_reductions: float | None = column(
+        "How often a step reduces its gradients between devices, on average over their elements; counted in the "
+        "compiled program, where gradients are told by their sizes.", "compiled", default=None)
+    gradient_reduction_bytes: int | None = column(
+        "Gradients that are reduced in a step, per device.", "compiled",
+        default=None, terminal="gradients reduced", page="gradients reduced", words=_reduced)
+    step_seconds: float | None = column(
+        "Estimated time of a call, that of `step_time`; None where the chip's rates are unknown.", "modelled",
+        default=None, terminal="time of a step (estimate)", page="step time", note=_timed,
+        row="time~", page_row="step time*", rank=5)
+    fits: Fits = column('"yes", "no" or "uncertain".', row="fits", rank=6)
+    fits_reason: str = column("Why, with the reserve assumed.")
+    capacity_bytes: int | None = column("Memory of one device of the target.", default=None)
+    step_time: StepTime | None = column("How the time was estimated.", default=None)
+    buffer_provenance: str = column(
+        'Where all that follows is from: "compiled", the compiler\'s own buffers, or "modelled" where they had to be '
+        "worked out from its program.", default="compiled")
+    by_kind: tuple[tuple[str, int], ...] = column(
+        "(kind, bytes) pairs at the peak, largest first; they sum to `peak_bytes`. Empty where the compiler does not "
+        "show its buffers.", "buffer_provenance", default=())
+    argument_dtypes: tuple[DtypeBytes, ...] = column(
+        "Bytes of the arguments by kind and dtype, largest first: the dtypes that the optimizer's state is kept in.",
+        "buffer_provenance", default=())
+    by_layer: tuple[LayerBytes, ...] = column("Bytes at the peak by layer and kind, largest first.", default=())
+    buffers: tuple[Buffer, ...] = column("The buffers alive at the peak, largest first.", default=())
+    timeline: Timeline | None = column("Live bytes over the schedule.", default=None)
+    padding_bytes: int | None = column(
+        "Bytes of the buffers at the peak that hold nothing.", "buffer_provenance",
+        default=None, page="padding at peak", after="host_temp_bytes")
+    donation_misses: tuple[DonationMiss, ...] = column("Donated leaves that no output could reuse.", default=())
+    findings: tuple[Finding, ...] = column("What costs bytes without need, and the cure, largest first.", default=())
+    warnings: tuple[str, ...] = column("Sentences on what these numbers do not show.", default=())
+    # fmt: on
 
     @property
     def provenances(self) -> dict[str, str]:
         """Where each number is from: "compiled" or "modelled"."""
-        origins = {**dict.fromkeys(_COMPILED, "compiled"), **dict.fromkeys(_MODELLED, "modelled")}
-        buffers = dict.fromkeys(("by_kind", "argument_dtypes", "padding_bytes"), self.buffer_provenance)
-        others = {"gradient_reductions": "compiled", "step_seconds": "modelled"}
-        return {**origins, "argument_bytes": self.argument_provenance, **others, **buffers}
+        return {each.name: each.provenance_in(self) for each in columns(type(self)) if each.provenance}
 
     def to_dict(self, *, details: bool = True) -> dict[str, Any]:
         """The fields as JSON-ready values, `provenances`, and the name of the `schema`.
@@ -137,9 +136,8 @@ class MemoryReport:
         Args:
           details: whether to hold the buffers, layers and timeline too, which may be many.
         """
-        names = [f.name for f in dataclasses.fields(self) if details or f.name not in DETAILS]
-        fields = {name: _plain(getattr(self, name)) for name in names}
-        return {"schema": SCHEMA, **fields, "by_kind": dict(self.by_kind), "provenances": self.provenances}
+        fields = {name: value for name, value in values_of(self).items() if details or name not in DETAILS}
+        return {"schema": SCHEMA, **fields, "provenances": self.provenances}
 
     def to_json(self) -> str:
         """`to_dict` as JSON, a line a field."""
@@ -165,25 +163,22 @@ class MemoryReport:
 
     def __str__(self) -> str:
         lines = [f"{self.name} on {self.target} ({self.backend}, jax {self.jax_version})"]
-        for name in (*_COMPILED, *_MODELLED):
+        for name, provenance in self.provenances.items():
             value = getattr(self, name)
-            if value is not None:
-                text = format_bytes(value) if name.endswith("_bytes") else format_flops(value)
-                lines.append(f"  {name} = {text} ({self.provenances[name]})")
-        if self.gradient_reductions is not None:
-            lines.append(f"  gradient_reductions = {self.gradient_reductions:.3g} (compiled)")
+            if isinstance(value, int | float):
+                lines.append(f"  {name} = {in_words(name, value)} ({provenance})")
         lines.append(f"  fits = {self.fits}: {self.fits_reason}")
         return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
 
 
-def _plain(value: Any) -> Any:
-    """Records as dictionaries, tuples as lists; (kind, bytes) pairs as a dictionary."""
-    if isinstance(value, Moment):
-        return {**_fields(value), "by_kind": dict(value.by_kind)}
-    if dataclasses.is_dataclass(value):
-        return _fields(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+def report_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of `MemoryReport.to_dict()`, of all its details or without them.
 
-
-def _fields(record: Any) -> dict[str, Any]:
-    return {f.name: _plain(getattr(record, f.name)) for f in dataclasses.fields(record)}
+    >>> schema = report_schema()
+    >>> schema["properties"]["temp_bytes"]["description"]
+    'Temporaries: what lives between arguments and outputs.'
+    >>> sorted(schema["$defs"])[:3]
+    ['Buffer', 'DonationMiss', 'DtypeBytes']
+    """
+    origins = {"type": "object", "additionalProperties": {"type": "string"}}
+    return record_schema(MemoryReport, schema=SCHEMA, optional=DETAILS, computed={"provenances": origins})

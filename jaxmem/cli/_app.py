@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
-            error = error.__context__  # click and rich make the one of the other
+            error = error.__context__  # click and rich exit where a pipe breaks
         if isinstance(error, BrokenPipeError) and _is_of_stdout(error):  # its reader (`| head`) has seen enough
             _discard_stdout()
             return 1
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_of_stdout(error: BrokenPipeError) -> bool:
-    """Whether it is stdout that nobody reads any more, rather than a pipe of the user's, such as a data worker's."""
+    """Whether stdout is the pipe that broke, and not one of the user's, such as a data worker's."""
     if users_frame(error) is None:
         return True
     try:
@@ -91,6 +91,6 @@ def _is_of_stdout(error: BrokenPipeError) -> bool:
 
 
 def _discard_stdout():
-    """Points stdout at nothing, so that the interpreter's last flush does not complain."""
+    """Points stdout at the null device, so that the interpreter's last flush does not complain."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

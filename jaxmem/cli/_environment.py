@@ -60,8 +60,8 @@ def applied_defaults() -> dict[str, str]:
 def start_jax():
     """Imports JAX and starts its backend, keeping the known log noise off stderr.
 
-    A process that aborts while its stderr is captured dies without a word, so the backend, which
-    aborts on an unknown name in XLA_FLAGS, is captured only where nothing of the kind can happen.
+    A process that aborts while its stderr is captured dies without a word. A backend aborts on an unknown name in
+    XLA_FLAGS, so its start is captured only where that is not set.
     """
     with _without_noise():
         import jax

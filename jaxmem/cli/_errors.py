@@ -12,7 +12,7 @@ DEBUG_HINT = "Run again with --debug for the traceback."
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What the command line says and returns: `text` is one paragraph, empty when silence is right."""
+    """What the command line says and returns: `text` is one paragraph, empty where nothing is to be said."""
 
     exit_code: int
     text: str

@@ -99,7 +99,7 @@ def _undeclared(name: str, options: dict[str, inspect.Parameter], where: str) ->
 
 
 def _fitting(name: str, value, setting: str, parameter: inspect.Parameter | None):
-    """`value`, unless the parameter's default shows that text (or only text) was meant."""
+    """`value`, or its text where the default is a text; a text is refused where the default is a number."""
     default = None if parameter is None else parameter.default
     if isinstance(default, str) and not isinstance(value, str) and value is not None:
         return setting.partition("=")[2]

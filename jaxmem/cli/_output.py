@@ -1,4 +1,4 @@
-"""Where results go: files written whole or not at all, or stdout kept clean for one of them."""
+"""Where results go: files written whole or not at all, or a stdout that holds nothing else."""
 
 import contextlib
 import dataclasses
@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from jaxmem._stdout import flush_libraries
 from jaxmem.errors import InputError
@@ -19,21 +20,30 @@ class OutputError(InputError):
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """The files that the options of one command name: option → path, "-" for stdout, None where it is not given."""
+    """The files that the options of one command name.
+
+    Args:
+      paths: option → path, "-" for stdout, None where the option is not given.
+    """
 
     paths: Mapping[str, str | None]
 
     @property
     def to_stdout(self) -> bool:
-        """Whether stdout is for a result, and has to be kept clean."""
+        """Whether a result goes to stdout, which then holds nothing else."""
         return STDOUT in self.paths.values()
 
     def check(self, inputs: Sequence[str | None] = ()):
-        """Raises OutputError now if a file cannot be written, or would take the place of another of these.
+        """Refuses a file that cannot be written, or that would replace another of these.
 
         Args:
-          inputs: paths of the files that the command reads.
+          inputs: paths of the files that the command reads; a FILE:FUNCTION too.
+
+        Raises:
+          OutputError: now, rather than after minutes of compiling.
         """
+        read = [path for path in inputs if path]
+        read += [path.rpartition(":")[0] for path in read if ":" in path]
         given = [(option, path) for option, path in self.paths.items() if path is not None]
         for index, (option, path) in enumerate(given):
             check_writable(path, option)
@@ -44,7 +54,7 @@ class Outputs:
                         got=f"{path} for {other} and {option}",
                         do="Name another file." if path != STDOUT else "Write one of them to a file.",
                     )
-            if any(_same_file(path, source) for source in inputs if source):
+            if any(_same_file(path, source) for source in read):
                 raise OutputError(
                     wanted=f"{option} to name a file to write",
                     got=f"{path}, which this command reads",
@@ -52,15 +62,22 @@ class Outputs:
                 )
 
     def write(self, stdout, results: Mapping[str, Callable[[], str]]):
-        """Writes the text of each result that was asked for; one newline ends it.
+        """Writes the text of each result that was asked for.
 
         Args:
-          stdout: the stream for "-".
+          stdout: the stream for "-", from `clean_stdout`.
           results: option → function that gives the text.
         """
         for option, text in results.items():
             if (path := self.paths[option]) is not None:
-                write_json(path, text(), stdout, option)
+                write_result(path, text(), stdout, option)
+
+    def show(self, *renderables: Any):
+        """Prints what rich can render, unless stdout is for a result."""
+        if not self.to_stdout:
+            from rich.console import Console
+
+            Console().print(*renderables, sep="\n")
 
 
 def _same_file(one: str, two: str) -> bool:
@@ -73,12 +90,7 @@ def _same_file(one: str, two: str) -> bool:
 
 
 def check_writable(path: str | None, option: str):
-    """Raises OutputError now, rather than after minutes of compiling, if `path` cannot be written.
-
-    Args:
-      path: a file's path; None and "-" always pass.
-      option: the option that named it, for the message.
-    """
+    """Raises OutputError if a file cannot be written there; None and "-" always pass."""
     if path is None or path == STDOUT:
         return
     directory = os.path.dirname(os.path.realpath(path))
@@ -121,8 +133,8 @@ def write_text(path: str, text: str):
         raise
 
 
-def write_json(path: str, text: str, stdout, option: str = "--json"):
-    """Writes JSON, or another text, ending in one newline, to `path`, or to `stdout` for "-".
+def write_result(path: str, text: str, stdout, option: str):
+    """Writes a text, ended by one newline, to `path`, or to `stdout` for "-".
 
     Raises:
       OutputError: the file could not be written; the old one is as it was.
@@ -144,9 +156,10 @@ def write_json(path: str, text: str, stdout, option: str = "--json"):
 
 @contextlib.contextmanager
 def clean_stdout(wanted: bool) -> Iterator:
-    """Gives the real stdout for the JSON, while everything else that is printed goes to stderr.
+    """Gives the real stdout for a result, while everything else that is printed goes to stderr.
 
-    File descriptor 1 is redirected too, since libraries and child processes write there.
+    File descriptor 1 is redirected too, since libraries and child processes write to it. Where no result is `wanted`
+    there, stdout stays as it is.
     """
     if not wanted:
         yield sys.stdout

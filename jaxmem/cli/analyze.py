@@ -46,7 +46,7 @@ def analyze(
     from jaxmem.cli._environment import start_jax
 
     outputs = Outputs({"--json": json_out, "--html": html_out, "--csv": csv_out, "--trace": trace_out})
-    outputs.check(inputs=(file, file.rpartition(":")[0], config))
+    outputs.check(inputs=(file, config))
     start_jax()
     from jaxmem.cli._load import load_workload
     from jaxmem.targets import resolve_target
@@ -69,9 +69,6 @@ def analyze(
             "--trace": lambda: json.dumps(chrome_trace(report)),
         }
         outputs.write(stdout, results)
-    if not outputs.to_stdout:
-        from rich.console import Console
-
-        Console().print(render_report(report))
+    outputs.show(render_report(report))
     if report.fits == "no":
         raise typer.Exit(DOES_NOT_FIT)

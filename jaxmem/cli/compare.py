@@ -21,7 +21,7 @@ from jaxmem.cli._options import (
 )
 from jaxmem.cli._output import Outputs, clean_stdout
 from jaxmem.cli._status import stages
-from jaxmem.errors import RematWithoutEffect
+from jaxmem.errors import InputError, RematWithoutEffect
 from jaxmem.policy import PRESETS
 
 if TYPE_CHECKING:
@@ -69,14 +69,14 @@ def compare(
 ):
     """Compile one training step under each remat preset, and compare bytes and recomputation.
 
-    What a preset's names, JAX or a target's compiler refuses is said below the rows of the others. Exit code 1 says
-    that none of them fits, or that one failed --verify. For a target that is not here --verify can only say
-    "uncertain": the gradients it compares are of the program compiled for this machine.
+    A variant that is refused, for a preset's names, by JAX or by a target's compiler, is named below the rows of the
+    others. Exit code 1 says that none of them fits, or that one failed --verify. For a target that is not here
+    --verify can only say "uncertain": the gradients it compares are of the program compiled for this machine.
     """
     from jaxmem.cli._environment import start_jax
 
     outputs = Outputs({"--json": json_out, "--html": html_out})
-    outputs.check(inputs=(file, file.rpartition(":")[0], config))
+    outputs.check(inputs=(file, config))
     names = split_list(remat, "--remat", f"different presets, such as {DEFAULT_PRESETS}")
     targets = split_list(target, "--target", "different targets, such as cpu,gpu-h100") if target else [None]
     start_jax()
@@ -107,32 +107,25 @@ def compare(
                     print(problem.text, file=sys.stderr)
                     continue
                 comparisons.append(comparison)
-                verified.append(_verify(workload, variants, comparison, name, stage) if verify else {})
+                verified.append(_verify(workload, variants, comparison, name, stage) if verify else [])
         from jaxmem.report import html_report, render_comparison
+        from jaxmem.report.verification import render_verifications
 
+        every = [verification for found in verified for verification in found]
         results = {
-            "--json": lambda: _to_json(
-                join_comparisons(comparisons), [found for rows in verified for found in rows.values()]
-            ),
+            "--json": lambda: _to_json(join_comparisons(comparisons), every),
             "--html": lambda: html_report(join_comparisons(comparisons, name_targets=True)),
         }
         outputs.write(stdout, results)
-    if not outputs.to_stdout:
-        from rich.console import Console
-
-        from jaxmem.report.verification import render_verifications
-
-        console = Console()
-        for number, (comparison, found) in enumerate(zip(comparisons, verified, strict=True)):
-            console.print(*([""] if number else []), render_comparison(comparison), sep="\n")
-            if found:
-                console.print(render_verifications(list(found.values())))
-    rows = [row for comparison in comparisons for row in comparison.rows]
-    if all(row.fits == "no" for row in rows) or not all(v.passed for found in verified for v in found.values()):
+    for number, (comparison, found) in enumerate(zip(comparisons, verified, strict=True)):
+        parts = [""] if number else []
+        parts += [render_comparison(comparison), *([render_verifications(found)] if found else [])]
+        outputs.show(*parts)
+    if all(row.fits == "no" for c in comparisons for row in c.rows) or not all(found.passed for found in every):
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _verify(workload, variants, comparison, target, stage) -> dict[str, "Verification"]:
+def _verify(workload, variants, comparison, target, stage) -> list["Verification"]:
     """Each row's step against its plain reference; what the rows compiled is not compiled again."""
     from jaxmem.train import Verifier, make_train_step
 
@@ -142,7 +135,7 @@ def _verify(workload, variants, comparison, target, stage) -> dict[str, "Verific
     steps = {name: make_train_step(workload, config, target=target) for name, config in kept.items()}
     for name, step in steps.items():
         verifier.remember(step, comparison[name])
-    return {name: verifier.check(step, name=name) for name, step in steps.items()}
+    return [verifier.check(step, name=name) for name, step in steps.items()]
 
 
 def _to_json(comparison: "Comparison", verified: list["Verification"]) -> str:
@@ -161,8 +154,6 @@ def split_list(text: str, option: str, wanted: str) -> list[str]:
     >>> split_list("none, full", "--remat", "presets")
     ['none', 'full']
     """
-    from jaxmem.errors import InputError
-
     names = [name.strip() for name in text.split(",")]
     empty, repeated = "" in names, sorted({name for name in names if names.count(name) > 1})
     if empty or repeated:

@@ -33,17 +33,16 @@ def diff(
     with clean_stdout(outputs.to_stdout) as stdout:
         reports = read_reports(before, after)
         from jaxmem.report import html_report
-        from jaxmem.report.differences import differences, render_differences
+        from jaxmem.report.differences import diff as changes_between
+        from jaxmem.report.differences import render_diff
 
+        found = changes_between(*reports)
         results = {
-            "--json": lambda: json.dumps(differences(*reports), indent=2),
+            "--json": lambda: json.dumps(found.to_dict(), indent=2),
             "--html": lambda: html_report(reports[1], against=reports[0]),
         }
         outputs.write(stdout, results)
-    if not outputs.to_stdout:
-        from rich.console import Console
-
-        Console().print(render_differences(*reports))
+    outputs.show(render_diff(found))
 
 
 def read_reports(before: str, after: str) -> tuple["MemoryReport", "MemoryReport"]:

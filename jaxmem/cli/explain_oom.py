@@ -25,12 +25,8 @@ def explain_oom(
     outputs.check(inputs=(log,))
     start_jax()  # nothing runs; the records' package imports it
     from jaxmem.analysis.oom import explain_oom as explain
+    from jaxmem.report.oom import render_oom
 
     said = explain(sys.stdin.buffer if log == STDOUT else pathlib.Path(log))
     outputs.write(sys.stdout, {"--json": said.to_json})
-    if not outputs.to_stdout:
-        from rich.console import Console
-
-        from jaxmem.report.oom import render_oom
-
-        Console().print(render_oom(said))
+    outputs.show(render_oom(said))

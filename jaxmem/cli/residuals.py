@@ -11,7 +11,7 @@ from jaxmem.cli._options import (
     Settings,
     build_config,
 )
-from jaxmem.cli._output import STDOUT, check_writable, clean_stdout, write_json
+from jaxmem.cli._output import Outputs, clean_stdout
 from jaxmem.cli._status import stages
 
 
@@ -28,20 +28,20 @@ def residuals(
     """List what one micro-batch keeps for its backward pass, before and after --remat. Nothing is compiled."""
     from jaxmem.cli._environment import start_jax
 
-    check_writable(json_out, "--json")
+    outputs = Outputs({"--json": json_out})
+    outputs.check(inputs=(file, config))
     start_jax()
     from jaxmem.cli._load import load_workload
     from jaxmem.train import make_train_step
 
     chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
-    with clean_stdout(json_out == STDOUT) as stdout:
+    with clean_stdout(outputs.to_stdout) as stdout:
         with stages(f"loading {file}") as stage:
             step = make_train_step(load_workload(file, settings=settings or ()), chosen)
             stage("tracing")
             table = step.residuals()
-        if json_out is not None:
-            write_json(json_out, table.to_json(), stdout)
-    if json_out != STDOUT:
+        outputs.write(stdout, {"--json": table.to_json})
+    if not outputs.to_stdout:
         print(table)
         for warning in step.examine().warnings:
             print(f"! {warning}")

@@ -4,20 +4,20 @@ import json
 from typing import Any
 
 from jaxmem.cli._options import Debug, JsonOut
-from jaxmem.cli._output import STDOUT, check_writable, clean_stdout, write_json
+from jaxmem.cli._output import Outputs, clean_stdout
 
 
 def targets(json_out: JsonOut = None, debug: Debug = False):
     """List what can be compiled for: memory, rates, and whether its compiler is installed here."""
     from jaxmem.cli._environment import start_jax
 
-    check_writable(json_out, "--json")
-    with clean_stdout(json_out == STDOUT) as stdout:
+    outputs = Outputs({"--json": json_out})
+    outputs.check()
+    with clean_stdout(outputs.to_stdout) as stdout:
         start_jax()
         rows = chip_rows()
-        if json_out is not None:
-            write_json(json_out, json.dumps({"targets": rows}, indent=2), stdout)
-    if json_out != STDOUT:
+        outputs.write(stdout, {"--json": lambda: json.dumps({"targets": rows}, indent=2)})
+    if not outputs.to_stdout:
         _print_table(rows)
 
 

@@ -16,7 +16,7 @@ from jaxmem.cli._options import (
     Settings,
     build_config,
 )
-from jaxmem.cli._output import STDOUT, OutputError, check_writable
+from jaxmem.cli._output import STDOUT, OutputError, Outputs
 from jaxmem.cli._status import stages
 
 
@@ -51,7 +51,7 @@ def train(
 
     if metrics == STDOUT:
         raise OutputError(wanted="--metrics to name a file", got="-", do="Metrics are not written to stdout.")
-    check_writable(metrics, "--metrics")
+    Outputs({"--metrics": metrics}).check(inputs=(file, config))
     start_jax()
     import jax
 

@@ -1,6 +1,7 @@
 """Renderers of the records: they format units and compute nothing else."""
 
-from jaxmem.report.csv import buffers_csv as buffers_csv
+from jaxmem.report.exports import buffers_csv as buffers_csv
+from jaxmem.report.exports import chrome_trace as chrome_trace
 from jaxmem.report.frontier import frontier_figure as frontier_figure
 from jaxmem.report.html import html_report as html_report
 from jaxmem.report.html import report_fragment as report_fragment
@@ -9,4 +10,3 @@ from jaxmem.report.terminal import print_comparison as print_comparison
 from jaxmem.report.terminal import print_report as print_report
 from jaxmem.report.terminal import render_comparison as render_comparison
 from jaxmem.report.terminal import render_report as render_report
-from jaxmem.report.trace import chrome_trace as chrome_trace

@@ -1,15 +1,17 @@
-"""What the HTML templates show of a report: text and widths, made from the records."""
+"""What a terminal and the page show of a report: texts and widths, made from the records."""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from jaxmem._units import format_bytes, format_flops, format_seconds
+from jaxmem._display import columns
+from jaxmem._units import format_bytes
 from jaxmem.analysis import KINDS, Comparison, MemoryReport
-from jaxmem.report._columns import in_order
-from jaxmem.report._dtypes import state_dtypes
+from jaxmem.report._page import in_order
 
 VERDICTS = {"yes": "Fits", "no": "Does not fit", "uncertain": "Uncertain"}
+_STATE = ("parameters", "optimizer_state", "state")
+_SHARE = 0.005  # of a kind: counts and keys are not worth a word
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,6 @@ class Segment:
     kind: str
     style: str
     label: str
-    size_bytes: int
     size: str
     share: str
     width: str
@@ -49,23 +50,13 @@ def format_change(change: int) -> str:
     return sign + format_bytes(abs(change))
 
 
-def report_view(report: MemoryReport, *, scale_bytes: int = 0) -> dict[str, Any]:
-    """Everything of one report that is not drawn by script.
-
-    Args:
-      report: what is shown.
-      scale_bytes: what the whole width of the capacity bar stands for; 0 for its own peak or capacity.
-    """
-    scale = max(scale_bytes, report.peak_bytes or 0, report.capacity_bytes or 0)
+def report_view(report: MemoryReport) -> dict[str, Any]:
+    """All of one report that is not drawn by script: its fields, and texts and widths made of them."""
+    scale = max(report.peak_bytes or 0, report.capacity_bytes or 0)
     return {
-        "name": report.name,
-        "target": report.target,
+        **vars(report),
         "origin": f"{report.provenance} by {report.backend}, jax {report.jax_version}",
-        "remat": report.remat,
-        "devices": report.devices,
-        "fits": report.fits,
         "verdict": VERDICTS[report.fits],
-        "reason": report.fits_reason,
         "peak": format_bytes(report.peak_bytes),
         "capacity": format_bytes(report.capacity_bytes) if report.capacity_bytes else "",
         "of_capacity": _percent(report.peak_bytes, report.capacity_bytes) if report.capacity_bytes else "",
@@ -75,9 +66,6 @@ def report_view(report: MemoryReport, *, scale_bytes: int = 0) -> dict[str, Any]
         "bar": segments(report, scale),
         "modelled": bool(report.by_kind) and report.buffer_provenance == "modelled",
         "facts": facts(report),
-        "findings": report.findings,
-        "donation_misses": report.donation_misses,
-        "warnings": report.warnings,
     }
 
 
@@ -89,7 +77,6 @@ def segments(report: MemoryReport, scale: int) -> list[Segment]:
             kind=kind,
             style=style(kind),
             label=label(kind),
-            size_bytes=sizes[kind],
             size=format_bytes(sizes[kind]),
             share=_percent(sizes[kind], report.peak_bytes),
             width=_width(sizes[kind], scale),
@@ -99,41 +86,50 @@ def segments(report: MemoryReport, scale: int) -> list[Segment]:
     ]
 
 
-def facts(report: MemoryReport) -> list[tuple[str, str, str]]:
-    """(name, value, note) of the numbers that are known."""
-    rows: list[tuple[str, str, str]] = []
+class Number(NamedTuple):
+    """A line of a list: heading and value, then what the page says beside it and what it explains."""
 
-    def add(name: str, value: int | None, note: str = "", form=format_bytes):
-        if value is not None:
-            rows.append((name, form(value), note))
+    heading: str
+    text: str
+    note: str = ""
+    doc: str = ""
 
-    add("arguments", report.argument_bytes, "" if report.argument_provenance == "compiled" else "modelled")
-    rows += [(kind, dtypes, "an argument, by dtype") for kind, dtypes in state_dtypes(report)]
-    add("outputs", report.output_bytes)
-    add("temporaries", report.temp_bytes)
-    add("aliased", report.alias_bytes, "outputs in donated arguments")
-    add("host temporaries", report.host_temp_bytes or None)
-    add("padding at peak", report.padding_bytes)
-    add("compiler's own peak", report.compiler_peak_bytes)
-    add("saved residuals", report.saved_residual_bytes, "modelled, one micro-batch")
-    add("forward", report.forward_flops, "modelled, all devices", format_flops)
-    add("whole program", report.flops, "per device", format_flops)
-    add("recomputed", report.recompute_flops, "per device", format_flops)
-    if report.gradient_reductions is not None:
-        add("gradients reduced", report.gradient_reduction_bytes, f"{report.gradient_reductions:.3g} times a step")
-    time = report.step_time
-    if time is not None:
-        by = "the compiler's cycles" if time.method == "compiler_cycles" else "a roofline"
-        filled = f", {time.filled_share:.0%} filled by a roofline" if time.filled_share and by[0] == "t" else ""
-        rows.append(("step time", format_seconds(time.seconds), f"estimate by {by}{filled}"))
-    elif report.step_seconds is not None:
-        rows.append(("step time", format_seconds(report.step_seconds), "estimate"))
+
+def numbers(report: MemoryReport, view: str) -> list[Number]:
+    """What `view` lists of a report: its columns in their order, below the arguments the dtypes of the state."""
+    found = []
+    for each in columns(type(report), view):
+        note = each.note(report) if callable(each.note) else each.note
+        if not note and each.provenance.endswith("_provenance") and each.provenance_in(report) == "modelled":
+            note = "modelled"
+        found.append(Number(each.headings[view], each.text(report), note, each.doc))
+        if each.name == "argument_bytes":
+            found += [Number(f"    {kind}", text, "an argument, by dtype") for kind, text in state_dtypes(report)]
+    return found
+
+
+def state_dtypes(report: MemoryReport) -> list[tuple[str, str]]:
+    """("optimizer state", "float32 1.00 GiB, bfloat16 512.00 MiB") and the like, of each kind of state."""
+    rows = []
+    for kind in _STATE:
+        parts = [row for row in report.argument_dtypes if row.kind == kind]
+        least = _SHARE * sum(row.size_bytes for row in parts)
+        words = [f"{row.dtype} {format_bytes(row.size_bytes)}" for row in parts if row.size_bytes >= least]
+        if words:
+            rows.append((label(kind), ", ".join(words)))
     return rows
+
+
+def facts(report: MemoryReport) -> list[Number]:
+    """The numbers that are known; of the host's only those that are not 0."""
+    listed = [number._replace(heading=number.heading.strip()) for number in numbers(report, "page")]
+    return [number for number in listed if number.text != "-" and number[:2] != ("host temporaries", "0 B")]
 
 
 def comparison_view(rows: Sequence[MemoryReport]) -> dict[str, Any]:
     """The variants with bars on one scale, and every kind that one of them has."""
     scale = max([*(row.peak_bytes or 0 for row in rows), 1])
+    shown = columns(type(rows[0]), "page_row")
     kinds = in_order(kind for row in rows for kind, size in row.by_kind if size > 0)
     known = [row.peak_bytes for row in rows if row.peak_bytes is not None]
     return {
@@ -142,37 +138,20 @@ def comparison_view(rows: Sequence[MemoryReport]) -> dict[str, Any]:
                 "view": report_view(row),
                 "bar": segments(row, scale),
                 "least": bool(known) and row.peak_bytes == min(known) and len(rows) > 1,
-                "temp": format_bytes(row.temp_bytes),
-                "residuals": format_bytes(row.saved_residual_bytes),
-                "recompute": format_flops(row.recompute_flops),
-                "seconds": format_seconds(row.step_seconds),
+                "cells": [(each.text(row), getattr(row, each.name)) for each in shown],
                 "by_kind": [format_bytes(dict(row.by_kind).get(kind)) for kind in kinds],
-                "sort": [
-                    row.peak_bytes,
-                    row.temp_bytes,
-                    row.saved_residual_bytes,
-                    row.recompute_flops,
-                    row.step_seconds,
-                ],
             }
             for row in rows
         ],
+        "columns": [(each.headings["page_row"], each.doc) for each in shown],
         "kinds": [(label(kind), style(kind)) for kind in kinds],
     }
 
 
 def frontier_points(comparison: Comparison) -> list[dict[str, Any]]:
     """What the plot of peak against recompute or time is drawn from."""
-    return [
-        {
-            "name": row.name[:80],
-            "peak_bytes": row.peak_bytes,
-            "recompute_flops": row.recompute_flops,
-            "step_seconds": row.step_seconds,
-            "fits": row.fits,
-        }
-        for row in comparison.rows
-    ]
+    fields = ("peak_bytes", "recompute_flops", "step_seconds", "fits")
+    return [{"name": row.name[:80], **{field: getattr(row, field) for field in fields}} for row in comparison.rows]
 
 
 def _percent(part: int | None, whole: int | None) -> str:

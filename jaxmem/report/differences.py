@@ -1,66 +1,191 @@
-"""Two reports against one another, for a terminal and as JSON values."""
+"""What grew and what shrank from one report to another: as records, as JSON values, and for a terminal."""
 
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from jaxmem._display import columns
 from jaxmem._units import format_bytes
-from jaxmem.analysis import MemoryReport
-from jaxmem.report._diff import Change, diff
+from jaxmem.analysis import Buffer, MemoryReport
+from jaxmem.report._page import in_order
 from jaxmem.report._views import format_change, label
+from jaxmem.report.terminal import table
 
 _SHOWN = 10
-_GREW, _SHRANK = "red", "green"
+_SIDE = ("name", "target", "backend", "jax_version", "remat", "peak_bytes", "fits")
 
 
-def differences(before: MemoryReport, after: MemoryReport) -> dict[str, Any]:
-    """The changes as JSON values: `before` and `after` in short, then `kinds`, `layers` and `buffers` that changed."""
-    found = diff(before, after)
-    return {
-        **{name: _short(report) for name, report in (("before", before), ("after", after))},
-        **{
-            name: [{**dataclasses.asdict(change), "change_bytes": change.change_bytes} for change in changes]
-            for name, changes in (("kinds", found.kinds), ("layers", found.layers), ("buffers", found.buffers))
-        },
-    }
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Change:
+    """Bytes of one thing in two reports.
+
+    Args:
+      name: of the kind or layer, or what the buffers hold; "block_*" where it is several alike.
+      kind, layer, source: of the buffers; empty where the thing is of several.
+      before_bytes, after_bytes: 0 where it is not there.
+      before, after: how many buffers, and their shapes: "12 × f32[8,768]"; empty for kinds and layers.
+    """
+
+    name: str
+    kind: str = ""
+    layer: str = ""
+    source: str = ""
+    before_bytes: int
+    after_bytes: int
+    before: str = ""
+    after: str = ""
+
+    @property
+    def change_bytes(self) -> int:
+        """Positive where it grew."""
+        return self.after_bytes - self.before_bytes
 
 
-def _short(report: MemoryReport) -> dict[str, Any]:
-    names = ("name", "target", "backend", "jax_version", "remat", "peak_bytes", "fits")
-    return {name: getattr(report, name) for name in names}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Diff:
+    """What changed between two reports, the largest changes first; `kinds` are all there are, in their fixed order."""
+
+    before: MemoryReport
+    after: MemoryReport
+    kinds: tuple[Change, ...]
+    layers: tuple[Change, ...]
+    buffers: tuple[Change, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values: `before` and `after` in short, then `kinds`, `layers` and `buffers` that changed."""
+        sides = {"before": self.before, "after": self.after}
+        parts = {"kinds": self.kinds, "layers": self.layers, "buffers": self.buffers}
+        return {
+            **{name: {field: getattr(report, field) for field in _SIDE} for name, report in sides.items()},
+            **{
+                name: [{**dataclasses.asdict(change), "change_bytes": change.change_bytes} for change in changes]
+                for name, changes in parts.items()
+            },
+        }
 
 
-def render_differences(before: MemoryReport, after: MemoryReport) -> Group:
-    """What grew and shrank: the peak, every kind, and the layers and buffers that changed most."""
-    found = diff(before, after)
+def diff(before: MemoryReport, after: MemoryReport) -> Diff:
+    """The changes from `before` to `after`.
+
+    Layers and arguments that differ in their numbers only are one. Buffers are the same in both where
+    they have the same kind, layer, argument path or saved name, operation and source line; the
+    compiler's own names (`fusion.12`) change with every edit.
+    """
+    reports = before, after
+    kinds = [dict(report.by_kind) for report in reports]
+    layers = [_grouped(report.by_layer, lambda row: (family(row.layer),)) for report in reports]
+    buffers = [_grouped(report.buffers, _what) for report in reports]
+    return Diff(
+        before=before,
+        after=after,
+        kinds=tuple(
+            Change(name=kind, kind=kind, before_bytes=kinds[0].get(kind, 0), after_bytes=kinds[1].get(kind, 0))
+            for kind in in_order(kinds[0].keys() | kinds[1].keys())
+        ),
+        layers=_changes(layers, _layer_change),
+        buffers=_changes(buffers, _buffers_change),
+    )
+
+
+def family(name: str) -> str:
+    """A name without its numbers.
+
+    >>> family("GPT/block_11/mlp")
+    'GPT/block_*/mlp'
+    """
+    return re.sub(r"\d+", "*", name)
+
+
+def _what(b: Buffer) -> tuple[str, ...]:
+    return b.kind, family(b.layer), family(b.path or b.saved_name), b.op, b.source
+
+
+def _grouped(rows: Iterable, key) -> dict[tuple[str, ...], list]:
+    groups: dict[tuple[str, ...], list] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return groups
+
+
+def _changes(groups: list[dict], make) -> tuple[Change, ...]:
+    before, after = groups
+    every = [make(before.get(key, []), after.get(key, [])) for key in before.keys() | after.keys()]
+    changed = [change for change in every if change.change_bytes]
+    return tuple(sorted(changed, key=lambda c: (-abs(c.change_bytes), c.name, c.kind, c.layer, c.source)))
+
+
+def _bytes(rows: list) -> int:
+    return sum(row.size_bytes for row in rows)
+
+
+def _common(names: Iterable[str]) -> str:
+    """The name that all have, or their family."""
+    distinct = set(names)
+    return distinct.pop() if len(distinct) == 1 else family(distinct.pop())
+
+
+def _layer_change(before: list, after: list) -> Change:
+    name = _common(row.layer for row in [*before, *after])
+    return Change(name=name, layer=name, before_bytes=_bytes(before), after_bytes=_bytes(after))
+
+
+def _buffers_change(before: list[Buffer], after: list[Buffer]) -> Change:
+    both = [*before, *after]
+    first = both[0]
+    return Change(
+        name=_common(b.path or b.saved_name for b in both) or first.op or first.name,
+        kind=first.kind,
+        layer=_common(b.layer for b in both),
+        source=first.source,
+        before_bytes=_bytes(before),
+        after_bytes=_bytes(after),
+        before=_shapes(before),
+        after=_shapes(after),
+    )
+
+
+def _shapes(buffers: list[Buffer]) -> str:
+    """How many, and the largest shape: `3 × f32[8], …`; empty for none."""
+    if not buffers:
+        return ""
+    largest = max(buffers, key=lambda b: b.size_bytes).shape
+    more = ", …" if len({b.shape for b in buffers}) > 1 else ""
+    return f"{len(buffers)} × {largest}{more}" if len(buffers) > 1 else largest
+
+
+def render_diff(found: Diff) -> Group:
+    """The totals, every kind, and the layers and buffers that changed most, for a terminal."""
+    before, after = found.before, found.after
     totals = [
-        (name.replace("_bytes", "").replace("_", " "), getattr(before, name), getattr(after, name))
-        for name in ("peak_bytes", "argument_bytes", "temp_bytes", "saved_residual_bytes")
+        (each.headings["diff"], getattr(before, each.name), getattr(after, each.name))
+        for each in columns(type(after), "diff")
     ]
+    layers = [(c.name or "(in no layer)", c.before_bytes, c.after_bytes) for c in found.layers[:_SHOWN]]
     parts = [
-        Text.assemble((f"{_shown(before.name)} → {_shown(after.name)}", "bold"), f" - {_where(before, after)}\n"),
-        _table("", [(name, *sizes) for name, *sizes in totals if None not in sizes]),
+        Text.assemble((f"{_printable(before.name)} → {_printable(after.name)}", "bold"), f" - {_where(found)}\n"),
+        _sizes("", [row for row in totals if None not in row]),
         Text("\nat the peak, by kind", style="bold"),
-        _table("kind", [(label(c.name), c.before_bytes, c.after_bytes) for c in found.kinds]),
+        _sizes("kind", [(label(c.name), c.before_bytes, c.after_bytes) for c in found.kinds]),
     ]
-    if found.layers:
-        parts += [Text("\nlayers that changed most", style="bold"), *_layers(found.layers)]
+    if layers:
+        parts += [Text("\nlayers that changed most", style="bold"), _sizes("layer", layers), *_more(found.layers)]
     if found.buffers:
-        parts += [Text("\nbuffers that changed most", style="bold"), *_buffers(found.buffers)]
+        parts += [Text("\nbuffers that changed most", style="bold"), _buffers(found.buffers), *_more(found.buffers)]
     if not (found.layers or found.buffers):
         parts.append(Text("\nNo layer and no buffer changed."))
-    verdict = before.fits, after.fits
-    parts.append(Text(f"\nfits: {verdict[0]} → {verdict[1]}" if len(set(verdict)) > 1 else f"\nfits: {verdict[0]}"))
+    parts.append(Text(f"\nfits: {' → '.join(dict.fromkeys((before.fits, after.fits)))}"))
     return Group(*parts, *(Text(f"! {note}", style="yellow") for note in _notes(before, after)))
 
 
-def _where(before: MemoryReport, after: MemoryReport) -> str:
-    places = [f"{_shown(report.target)}, jax {_shown(report.jax_version)}" for report in (before, after)]
-    return places[0] if places[0] == places[1] else " → ".join(places)
+def _where(found: Diff) -> str:
+    places = [f"{_printable(r.target)}, jax {_printable(r.jax_version)}" for r in (found.before, found.after)]
+    return " → ".join(dict.fromkeys(places))
 
 
 def _notes(before: MemoryReport, after: MemoryReport) -> list[str]:
@@ -69,39 +194,28 @@ def _notes(before: MemoryReport, after: MemoryReport) -> list[str]:
         notes.append("The targets differ: what each compiler does with one program differs too.")
     elif before.jax_version != after.jax_version:
         notes.append("The versions of JAX differ: some of this may be the compiler's doing.")
-    bare = [_shown(report.name) for report in (before, after) if not report.buffers]
+    bare = [_printable(report.name) for report in (before, after) if not report.buffers]
     if bare:
         notes.append(f"No buffers are known of {' and '.join(bare)}.")
     return notes
 
 
-def _table(heading: str, rows: Sequence[tuple[str, int, int]]) -> Table:
-    table = _columns(heading, "before", "after", "change")
+def _sizes(heading: str, rows: Sequence[tuple[str, int, int]]) -> Table:
+    sides = ("before", "after", "change")
+    made = table((heading, *sides), right=sides)
     for name, before, after in rows:
         if before or after:
-            table.add_row(Text(_shown(name)), format_bytes(before), format_bytes(after), _change(after - before))
-    return table
+            made.add_row(Text(_printable(name)), format_bytes(before), format_bytes(after), _change(after - before))
+    return made
 
 
-def _layers(changes: Sequence[Change]) -> list:
-    table = _columns("layer", "before", "after", "change")
+def _buffers(changes: Sequence[Change]) -> Table:
+    made = table(("change", "what", "kind", "layer", "before → after", "source"), right=("change",))
     for c in changes[:_SHOWN]:
-        name = _shown(c.name) or "(in no layer)"
-        table.add_row(Text(name), format_bytes(c.before_bytes), format_bytes(c.after_bytes), _change(c.change_bytes))
-    return [table, *_more(changes)]
-
-
-def _buffers(changes: Sequence[Change]) -> list:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("change", justify="right", no_wrap=True)
-    for heading in ("what", "kind", "layer", "before → after", "source"):
-        table.add_column(heading, overflow="fold")
-    for c in changes[:_SHOWN]:
-        shapes = f"{_shown(c.before) or 'none'} → {_shown(c.after) or 'none'}"
-        shapes = _shown(c.after) if c.before == c.after else shapes
-        cells = (_shown(c.name), label(_shown(c.kind)), _shown(c.layer) or "-", shapes, _shown(c.source))
-        table.add_row(_change(c.change_bytes), *(Text(cell) for cell in cells))
-    return [table, *_more(changes)]
+        shapes = c.after if c.before == c.after else f"{c.before or 'none'} → {c.after or 'none'}"
+        cells = (c.name, label(c.kind), c.layer or "-", shapes, c.source)
+        made.add_row(_change(c.change_bytes), *(Text(_printable(cell)) for cell in cells))
+    return made
 
 
 def _more(changes: Sequence[Change]) -> list[Text]:
@@ -109,18 +223,10 @@ def _more(changes: Sequence[Change]) -> list[Text]:
     return [Text(f"and {more} more: --json or --html shows them", style="dim")] if more > 0 else []
 
 
-def _columns(first: str, *others: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column(first, overflow="fold")
-    for heading in others:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
 def _change(size: int) -> Text:
-    return Text(format_change(size) if size else "", style=_GREW if size > 0 else _SHRANK)
+    return Text(format_change(size) if size else "", style="red" if size > 0 else "green")
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     """Text from a file, without what a terminal takes for a command."""
     return "".join(character if character.isprintable() else "�" for character in text)

@@ -39,7 +39,7 @@ def frontier_figure(frontier: Frontier) -> "Figure":
         )
 
     chosen, bound = (lambda point: point.price), (lambda point: point.bound)
-    # Bytes between two points buy what the fewer of them do; what nothing beats is known of the more.
+    # A budget between two points buys what the smaller point does; the bound between them is that of the larger.
     line, dotted = {"shape": "hv", "color": "#1d4ed8"}, {"shape": "vh", "dash": "dot", "width": 1.5, "color": "gray"}
     marked = {"symbol": "diamond", "size": 10, "color": "#c2410c"}
     named = {"text": [point.name for point in frontier.policies], "textposition": "top center"}

@@ -11,17 +11,9 @@ from typing import Any
 from jaxmem._units import format_bytes
 from jaxmem.analysis import Comparison, MemoryReport
 from jaxmem.errors import InputError
-from jaxmem.report._columns import report_columns
-from jaxmem.report._diff import diff
-from jaxmem.report._views import (
-    comparison_view,
-    format_change,
-    frontier_points,
-    label,
-    report_view,
-    segments,
-    style,
-)
+from jaxmem.report._page import buffer_fields, report_data
+from jaxmem.report._views import comparison_view, format_change, frontier_points, label, report_view, segments, style
+from jaxmem.report.differences import Diff, diff
 
 _SCRIPTS = ("page", "theme", "tables", "buffers", "layers", "timeline", "map", "frontier", "main")
 _MOST_DATA = 3_000_000  # with plotly's 4.8 MB the page stays below 8 MB
@@ -76,7 +68,7 @@ def html_report(report: MemoryReport | Comparison, *, against: MemoryReport | No
         views=[report_view(row) for row in reports],
         comparison=comparison_view(reports) if mode == "comparison" else None,
         refused=report.refused if isinstance(report, Comparison) else (),
-        diff=_diff_view(reports[0], reports[1]) if mode == "diff" else None,
+        diff=_diff_view(diff(*reports)) if mode == "diff" else None,
         frontier=len([point for point in points if point["peak_bytes"] is not None]) > 1,
         selected=len(reports) - 1 if mode == "diff" else 0,
         css=_asset("kinds.css") + _asset("report.css"),
@@ -112,8 +104,8 @@ def report_fragment(report: MemoryReport | Comparison) -> str:
     )
 
 
-def _diff_view(before: MemoryReport, after: MemoryReport) -> dict[str, Any]:
-    changes = diff(before, after)
+def _diff_view(changes: Diff) -> dict[str, Any]:
+    before, after = changes.before, changes.after
     scale = max(before.peak_bytes or 0, after.peak_bytes or 0, 1)
     largest = max([abs(change.change_bytes) for change in changes.kinds] + [1])
     known = before.peak_bytes is not None and after.peak_bytes is not None
@@ -136,8 +128,8 @@ def _data(reports: list[MemoryReport], mode: str, points: list[dict[str, Any]]):
     text = ""
     for share in (1, 2, 4, 8, 16, 64):  # long names may need fewer rows to stay within the size
         most = max(50, 8000 // len(reports) // share), max(400, 16000 // len(reports) // share)
-        columns = [report_columns(row, most_buffers=most[0], most_moments=most[1]) for row in reports]
-        data = {"mode": mode, "reports": columns, "frontier": points}
+        rows = [report_data(row, most_buffers=most[0], most_moments=most[1]) for row in reports]
+        data = {"mode": mode, "buffers": buffer_fields(), "reports": rows, "frontier": points}
         text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
         if len(text) <= _MOST_DATA:
             break
@@ -178,9 +170,9 @@ def _asset(name: str):
 def _plotly():
     """Plotly's script, to be run as a module.
 
-    Taken out of the functions that it is wrapped in, as a module keeps its names to itself anyway: a browser reads all
-    of a function before it runs it, and again for each error inside, by which plotly tries out what there is. In them
-    plotly takes twice as long to start. A script of another form is left as it is.
+    The functions round it are removed; a module has a scope of its own. A browser parses a whole function before it
+    runs it, and again for each error that plotly provokes to see what the browser can do, so that plotly would take
+    twice as long to start. A script of another form is used as it is.
     """
     from markupsafe import Markup
 

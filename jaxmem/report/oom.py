@@ -6,6 +6,8 @@ from rich.text import Text
 
 from jaxmem._units import format_bytes
 from jaxmem.analysis.oom import OomBuffer, OomExplanation
+from jaxmem.report._views import label
+from jaxmem.report.terminal import table
 
 SHOWN_BUFFERS = 10
 
@@ -52,23 +54,19 @@ def render_oom(said: OomExplanation) -> Group:
 
 
 def _numbers(said: OomExplanation) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim")
+    made = table(("fact", "bytes", "from"), right=("bytes",), header=False)
     for fact in said.facts:
-        table.add_row(fact.name.replace("_", " "), format_bytes(fact.size_bytes), Text(f"line {fact.line}"))
+        line = Text(f"line {fact.line}", style="dim")
+        made.add_row(label(fact.name), format_bytes(fact.size_bytes), line)
     if said.missing_bytes is not None:
-        table.add_row("missing", Text(format_bytes(said.missing_bytes), style="red"), Text("from the above"))
-    return table
+        size = Text(format_bytes(said.missing_bytes), style="red")
+        made.add_row("missing", size, Text("from the above", style="dim"))
+    return made
 
 
 def _buffers(buffers: tuple[OomBuffer, ...]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("size", justify="right", no_wrap=True)
-    for heading in ("shape", "layer, or op", "source", "line"):
-        table.add_column(heading, overflow="fold")
+    made = table(("size", "shape", "layer, or op", "source", "line"), right=("size",))
     for b in buffers:
         what = b.layer or b.op_name or b.label or b.allocation
-        table.add_row(format_bytes(b.size_bytes), *(Text(cell) for cell in (b.shape, what, b.source, str(b.line))))
-    return table
+        made.add_row(format_bytes(b.size_bytes), *(Text(cell) for cell in (b.shape, what, b.source, str(b.line))))
+    return made

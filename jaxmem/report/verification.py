@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
+from jaxmem.report.terminal import table
 from jaxmem.train import Verification
 
 _STYLE = {"pass": "green", "fail": "red", "uncertain": "yellow"}
@@ -14,19 +14,17 @@ _STYLE = {"pass": "green", "fail": "red", "uncertain": "yellow"}
 def render_verifications(verifications: Sequence[Verification]) -> Group:
     """A line a variant with the verdict of each promise, and a sentence for what did not pass."""
     names = list(dict.fromkeys(check.name for found in verifications for check in found.checks))
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for heading in ("verified", "verdict", *names):
-        table.add_column(heading, overflow="fold")
+    made = table(("verified", "verdict", *names))
     for found in verifications:
         verdicts = {check.name: check.verdict for check in found.checks}
         cells = [found.verdict, *(verdicts.get(name, "") for name in names)]
-        table.add_row(Text(found.name), *(Text(cell, style=_STYLE.get(cell, "")) for cell in cells))
+        made.add_row(Text(found.name), *(Text(cell, style=_STYLE.get(cell, "")) for cell in cells))
     references = dict.fromkeys(found.reference for found in verifications)
     places = list(dict.fromkeys(found.compared_on for found in verifications if found.compared_on))
     where = f"computed on {' and '.join(places)}" if places else "not computed"
     return Group(
         Text(),
-        table,
+        made,
         *[
             Text(f"{found.name}, {check.name}: {check.verdict}. {check.detail}")
             for found in verifications

@@ -15,7 +15,7 @@ from examples import gpt
 from jaxmem.analysis import Program, analyze, jaxpr_flops
 from jaxmem.errors import InputError
 from jaxmem.report import html_report
-from jaxmem.report._dtypes import state_dtypes
+from jaxmem.report._views import state_dtypes
 from jaxmem.report.terminal import print_report
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)

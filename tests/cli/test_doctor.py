@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxmem.cli import _compilers, doctor
+from jaxmem.cli import _probes
 from jaxmem.cli._checks import (
     check_backend,
     check_gpu_compiler,
@@ -117,13 +117,13 @@ def test_a_backend_that_aborts_is_reported_not_shared(capfd, monkeypatch):
 
 
 def test_a_backend_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr(doctor, "PROBE_SECONDS", 0.01)
-    assert "did not start within" in doctor.probe_jax()["error"]
+    monkeypatch.setattr(_probes, "SECONDS", 0.01)
+    assert "did not start within" in _probes.probe_jax()["error"]
 
 
 def test_a_compiler_that_fails_or_hangs_is_a_warning_with_a_cure(monkeypatch):
-    (check,) = _compilers.compile_checks(["gpu-h10"])
+    (check,) = _probes.probe_compilers(["gpu-h10"])
     assert (check.status, check.cure) == ("warn", "Did you mean gpu-h100?")
-    monkeypatch.setattr(_compilers, "COMPILE_SECONDS", 0.01)
-    (check,) = _compilers.compile_checks(["tpu-v5e"])
+    monkeypatch.setattr(_probes, "SECONDS", 0.01)
+    (check,) = _probes.probe_compilers(["tpu-v5e"])
     assert check.status == "warn" and "not done within" in check.found

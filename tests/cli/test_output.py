@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from jaxmem.cli import _output
-from jaxmem.cli._output import OutputError, check_writable, clean_stdout, write_json, write_text
+from jaxmem.cli._output import OutputError, check_writable, clean_stdout, write_result, write_text
 
 pytestmark = pytest.mark.once
 
@@ -56,13 +56,13 @@ def test_checking_leaves_nothing(tmp_path):
 def test_everything_but_the_json_goes_to_stderr():
     program = """
 import ctypes, os, subprocess, sys
-from jaxmem.cli._output import clean_stdout, write_json
+from jaxmem.cli._output import clean_stdout, write_result
 with clean_stdout(True) as out:
     print("python")
     os.write(1, b"library\\n")
     ctypes.CDLL(None).printf(b"held back\\n")
     subprocess.run(["echo", "child"])
-    write_json("-", '{"a": 1}', out)
+    write_result("-", '{"a": 1}', out, "--json")
 print("after")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -81,6 +81,6 @@ def test_without_json_stdout_is_left_alone(capsys):
 def test_a_captured_stdout_works_too(capsys):
     with clean_stdout(True) as out:
         print("noise")
-        write_json("-", "[]", out)
+        write_result("-", "[]", out, "--json")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("[]\n", "noise\n")

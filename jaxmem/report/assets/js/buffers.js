@@ -2,24 +2,9 @@
 "use strict";
 (function () {
   const PAGE = 25;
-  const COLUMNS = [
-    ["buffer", "title", false],
-    ["bytes", "size_bytes", true],
-    ["padding", "padding_bytes", true],
-    ["kind", "kind", false],
-    ["layer", "layer", false],
-    ["phase", "phase", false],
-    ["op", "op", false],
-    ["shape", "shape", false],
-    ["source", "source", false],
-    ["alive", "start", true],
-  ];
+  const { texts, numbers, buffer_row, detail } = page.data.buffers;
+  const COLUMNS = [["buffer", "title", ""], ...buffer_row];
   const CLASSES = { title: "wide", layer: "wide", shape: "mono" };
-  const DETAILS = [
-    ["compiler's name", "name"], ["argument", "path"], ["saved name", "saved_name"], ["scope", "op_name"],
-    ["layout", "layout"], ["file", "source_file"], ["function", "function"],
-    ["memory", "memory_space"],
-  ];
   const table = page.one("buffers").querySelector("table");
   const search = page.one("buffers-search");
   const kind = page.one("buffers-kind");
@@ -30,8 +15,8 @@
   let order = null;
   let columns = COLUMNS;
 
-  COLUMNS.forEach(([name, field, number]) => {
-    const heading = page.element("th", { scope: "col", class: number ? "number" : "" }, name);
+  COLUMNS.forEach(([name, field, doc]) => {
+    const heading = page.element("th", { scope: "col", class: numbers.includes(field) ? "number" : "", title: doc }, name);
     table.tHead.rows[0].append(heading);
     page.sortable(heading, (direction) => {
       order = [field, direction];
@@ -56,7 +41,7 @@
 
   // All words must be somewhere in the row.
   function matches(row, words) {
-    row.text ??= [row.name, page.label(row.kind), row.layer, row.phase, row.path, row.saved_name, row.op, row.op_name, row.source, row.function, row.shape].join("\n").toLowerCase();
+    row.text ??= [page.label(row.kind), ...texts.map((field) => row[field])].join("\n").toLowerCase();
     return words.every((word) => row.text.includes(word));
   }
 
@@ -68,8 +53,8 @@
     show();
   }
 
-  function cell(row, [, field, number]) {
-    const td = page.element("td", { class: number ? "number" : CLASSES[field] ?? "", "data-field": field });
+  function cell(row, [, field]) {
+    const td = page.element("td", { class: numbers.includes(field) ? "number" : CLASSES[field] ?? "", "data-field": field });
     if (field === "title") {
       const button = page.element("button", { type: "button", "aria-expanded": "false" }, row.title);
       button.addEventListener("click", () => expand(button, row));
@@ -90,8 +75,8 @@
     button.setAttribute("aria-expanded", String(!open));
     if (open) return tr.nextSibling.remove();
     const list = page.element("dl");
-    for (const [name, field] of DETAILS) {
-      if (row[field]) list.append(page.element("dt", {}, name), page.element("dd", { class: "mono" }, row[field]));
+    for (const [name, field, doc] of detail) {
+      if (row[field]) list.append(page.element("dt", { title: doc }, name), page.element("dd", { class: "mono" }, row[field]));
     }
     list.append(page.element("dt", {}, "lies at"), page.element("dd", {}, `byte ${row.offset_bytes} of allocation ${row.allocation}`));
     tr.after(page.element("tr", { class: "more" }, page.element("td", { colspan: columns.length }, list)));

@@ -63,8 +63,7 @@ page.column = function (buffers, name) {
 
 // Reads buffer `i` of a report as an object.
 page.reader = function (report) {
-  const texts = ["name", "kind", "layer", "phase", "path", "saved_name", "op", "op_name", "source", "source_file", "function", "shape", "layout", "memory_space"];
-  const numbers = ["size_bytes", "padding_bytes", "allocation", "offset_bytes", "start", "end", "depth"];
+  const { texts, numbers } = page.data.buffers;
   const columns = new Map([...texts, ...numbers].map((name) => [name, page.column(report.buffers, name)]));
   return function (i) {
     const buffer = { index: i, at_peak: i < report.at_peak };

@@ -1,12 +1,18 @@
-"""Records back from their JSON values: strict, so that a file of another sort or version is not half understood."""
+"""Records as JSON values and back, and the JSON Schema of them: three walks over the types of their fields.
+
+Reading is strict, so that a file of another sort or version is not half understood.
+"""
 
 import dataclasses
 import functools
+import inspect
 import math
 import types
 import typing
+from collections.abc import Collection
 from typing import Any, TypeVar
 
+from jaxmem._display import columns
 from jaxmem.errors import InputError
 
 Record = TypeVar("Record")
@@ -14,6 +20,7 @@ Record = TypeVar("Record")
 PAIRS = tuple[tuple[str, int], ...]
 """The type of (kind, bytes) pairs, which JSON has as an object."""
 
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _LARGEST = 2**63
 _DO = "Give what `jaxmem analyze FILE --json OUT`, or to_json() of a MemoryReport of this version, wrote."
 
@@ -22,14 +29,26 @@ class ReportReadError(InputError):
     """Something that is not the JSON of a `MemoryReport`, or that of another version of it."""
 
 
-def read_record(cls: type[Record], values: Any, *, schema: str, computed: tuple[str, ...] = ()) -> Record:
+def values_of(record: Any) -> dict[str, Any]:
+    """The fields of a record as JSON values: records and pairs as objects, tuples as lists."""
+    hints = _hints(type(record))
+    return {name: dict(value) if hints[name] == PAIRS else _value_of(value) for name, value in vars(record).items()}
+
+
+def _value_of(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return values_of(value)
+    return [_value_of(item) for item in value] if isinstance(value, tuple) else value
+
+
+def read_record(cls: type[Record], values: Any, *, schema: str, computed: Collection[str] = ()) -> Record:
     """A record from what its `to_dict` made of it.
 
     Args:
       cls: a frozen dataclass; the types of its fields decide what is accepted.
       values: a dictionary of JSON values.
       schema: the name that `values["schema"]` must be.
-      computed: keys that are worked out from the others, and left aside here.
+      computed: keys that are worked out from the others, and are not read.
 
     Raises:
       ReportReadError: another schema, a key too many or too few, or a value of the wrong type.
@@ -51,11 +70,7 @@ def _record(cls: type[Record], values: Any, where: str) -> Record:
     unknown = [name for name in values if name not in fields]
     if unknown:
         raise _error(f"only keys that a report of this version has{place}", f"{_said(unknown[0])}, which it has not")
-    missing = [
-        name
-        for name, field in fields.items()
-        if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
+    missing = [name for name, f in fields.items() if name not in values and f.default is dataclasses.MISSING]
     if missing:
         raise _error(f"the key {missing[0]!r}{place}", "an object without it")
     hints = _hints(cls)
@@ -103,7 +118,7 @@ def _plain(hint: type, value: Any, where: str) -> Any:
 
 
 def _is_text(value: str) -> bool:
-    """Half of a surrogate pair is valid JSON, but nothing can print it."""
+    """Half of a surrogate pair is valid JSON, but cannot be printed."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -123,3 +138,64 @@ def _said(value: Any) -> str:
 
 def _error(wanted: str, got: str) -> ReportReadError:
     return ReportReadError(wanted=wanted, got=got, do=_DO)
+
+
+def record_schema(
+    cls: type, *, schema: str, optional: Collection[str], computed: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a record.
+
+    Args:
+      cls: a frozen dataclass.
+      schema: the name of it.
+      optional: fields that may be left out.
+      computed: the schemas of keys that are worked out from the fields.
+    """
+    definitions: dict[str, Any] = {}
+    found = _object(cls, definitions)
+    properties = {"schema": {"const": schema}, **found["properties"], **computed}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": schema,
+        **found,
+        "properties": properties,
+        "required": [name for name in properties if name not in optional],
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a record: all of its fields, and nothing else. A column says itself what it holds."""
+    fields = dataclasses.fields(cls)
+    told = {each.name: {"description": each.doc} for each in columns(cls)} if "column" in fields[0].metadata else {}
+    text = inspect.getdoc(cls) or ""
+    return {
+        "type": "object",
+        "description": text.partition("\n\nArgs:")[0] if told else text,
+        "properties": {name: _of(hint, name, definitions) | told.get(name, {}) for name, hint in _hints(cls).items()},
+        "required": [field.name for field in fields],
+        "additionalProperties": False,
+    }
+
+
+def _of(hint: Any, name: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a value of type `hint` in the field `name`; records go to `definitions`."""
+    if hint == PAIRS:
+        return {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}}
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return {"anyOf": [_of(part, name, definitions) for part in arguments]}
+    if origin is tuple:
+        return {"type": "array", "items": _of(arguments[0], name, definitions)}
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if hint is types.NoneType:
+        return {"type": "null"}
+    if dataclasses.is_dataclass(hint):
+        record = typing.cast(type, hint)
+        if record.__name__ not in definitions:
+            definitions[record.__name__] = {}  # its place is taken before its fields are looked at
+            definitions[record.__name__] = _object(record, definitions)
+        return {"$ref": f"#/$defs/{record.__name__}"}
+    least = {"minimum": 0} if hint is int and name.endswith("_bytes") else {}
+    return {"type": _PLAIN[hint], **least}

@@ -1,23 +1,37 @@
-"""A report's timeline as a Chrome trace, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+"""What other programs read: the buffers as comma-separated values, the timeline as a Chrome trace."""
 
-One position of the schedule is one microsecond: the trace shows the order of things, not their time.
-"""
-
+import csv
+import dataclasses
+import io
 from typing import Any
 
 from jaxmem.analysis import Buffer, MemoryReport, Timeline
-from jaxmem.report._columns import in_order
+from jaxmem.report._page import in_order
 
 _PROCESS = 1
 _OPERATIONS, _LOOPS = 1, 2
 _LARGEST = 1000
 
 
+def buffers_csv(report: MemoryReport) -> str:
+    """The buffers at the peak, largest first: a line of field names, then a line a buffer.
+
+    Names are as the program has them; a spreadsheet may take one that begins with "=" for a formula.
+    """
+    text = io.StringIO()
+    names = [field.name for field in dataclasses.fields(Buffer)]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([getattr(buffer, name) for name in names] for buffer in report.buffers)
+    return text.getvalue()
+
+
 def chrome_trace(report: MemoryReport) -> dict[str, Any]:
     """Counters of live bytes by kind, operations, loops, and the life of the largest buffers.
 
-    Returns the object that `json.dump` makes a trace file of; without a timeline it has no events
-    but the name.
+    For Perfetto (ui.perfetto.dev) or chrome://tracing. One position of the schedule is one microsecond: the trace
+    shows the order of things, not their time. `json.dump` makes a trace file of what this returns; without a timeline
+    it has no events but the name.
     """
     events: list[dict[str, Any]] = [
         _about("process_name", 0, f"{report.name} on {report.target}: schedule positions as µs"),
@@ -77,22 +91,11 @@ def _loops(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def _life(number: int, buffer: Buffer) -> list[dict[str, Any]]:
-    """A buffer as an asynchronous span: such may overlap."""
-    common = {
-        "cat": buffer.kind,
-        "name": buffer.path or buffer.saved_name or buffer.name,
-        "id": number,
-        "pid": _PROCESS,
-    }
-    args = {
-        "size_bytes": buffer.size_bytes,
-        "layer": buffer.layer,
-        "op": buffer.op,
-        "shape": buffer.shape,
-        "source": buffer.source,
-        "allocation": buffer.allocation,
-        "offset_bytes": buffer.offset_bytes,
-    }
+    """A buffer as an asynchronous span, since these may overlap."""
+    name = buffer.path or buffer.saved_name or buffer.name
+    common = {"cat": buffer.kind, "name": name, "id": number, "pid": _PROCESS}
+    fields = ("size_bytes", "layer", "op", "shape", "source", "allocation", "offset_bytes")
+    args = {field: getattr(buffer, field) for field in fields}
     return [
         {"ph": "b", "tid": 0, **common, "ts": buffer.start, "args": args},
         {"ph": "e", "tid": 0, **common, "ts": buffer.end + 1},

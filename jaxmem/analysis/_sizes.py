@@ -7,20 +7,6 @@ import numpy as np
 
 from jaxmem.targets import read_back
 
-# Our field → XLA's.
-_FIELDS = {
-    "argument_bytes": "argument_size_in_bytes",
-    "output_bytes": "output_size_in_bytes",
-    "temp_bytes": "temp_size_in_bytes",
-    "alias_bytes": "alias_size_in_bytes",
-    "generated_code_bytes": "generated_code_size_in_bytes",
-    "host_argument_bytes": "host_argument_size_in_bytes",
-    "host_output_bytes": "host_output_size_in_bytes",
-    "host_temp_bytes": "host_temp_size_in_bytes",
-    "host_alias_bytes": "host_alias_size_in_bytes",
-    "compiler_peak_bytes": "peak_memory_in_bytes",
-}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryBytes:
@@ -52,17 +38,22 @@ class MemoryBytes:
 
 
 def read_memory(compiled) -> MemoryBytes | None:
-    """The memory analysis of a `jax.stages.Compiled`, or None where there is none to believe.
+    """The memory analysis of a `jax.stages.Compiled`, or None where it is missing or cannot be right.
 
     A backend without one returns None, raises, or fills its fields with 0 or -1.
     """
     stats, _ = read_back(lambda: compiled.memory_analysis())
-    values = {ours: getattr(stats, theirs, None) for ours, theirs in _FIELDS.items()}
+    values = {field.name: getattr(stats, _in_xla(field.name), None) for field in dataclasses.fields(MemoryBytes)}
     known = {name: int(value) for name, value in values.items() if value is not None}
     essential = [known.get(name, -1) for name in ("argument_bytes", "output_bytes", "temp_bytes")]
     if min(essential) < 0 or not any(known.values()):
         return None
     return MemoryBytes(**{name: value for name, value in known.items() if value >= 0})
+
+
+def _in_xla(name: str) -> str:
+    """What XLA calls a field."""
+    return "peak_memory_in_bytes" if name == "compiler_peak_bytes" else name.replace("_bytes", "_size_in_bytes")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,31 +1,18 @@
-"""A report as column arrays for a page: strings coded by a dictionary, the timeline as what changes.
+"""The data of a page: a report as arrays, strings coded by a dictionary, the timeline as what changes.
 
 A hundred unrolled layers have thousands of buffers and many more moments; as objects they would be
 tens of megabytes of JSON.
 """
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jaxmem._display import columns
 from jaxmem.analysis import KINDS, Buffer, MemoryReport, Moment, Timeline
 
-TEXTS = (
-    "name",
-    "kind",
-    "layer",
-    "phase",
-    "path",
-    "saved_name",
-    "op",
-    "op_name",
-    "source",
-    "source_file",
-    "function",
-    "shape",
-    "layout",
-    "memory_space",
-)
-NUMBERS = ("size_bytes", "padding_bytes", "allocation", "offset_bytes", "start", "end", "depth")
+NUMBERS = tuple(field.name for field in dataclasses.fields(Buffer) if field.type is int)
+TEXTS = tuple(field.name for field in dataclasses.fields(Buffer) if field.type is not int)
 LONGEST_TEXT = 400
 
 
@@ -51,7 +38,16 @@ class Strings:
         return list(self._codes)
 
 
-def report_columns(report: MemoryReport, *, most_buffers: int, most_moments: int) -> dict[str, Any]:
+def buffer_fields() -> dict[str, Any]:
+    """What the page knows of the fields of a buffer: their types, and [heading, field, doc] of those that it shows."""
+    views = {
+        view: [[each.headings[view], each.name, each.doc] for each in columns(Buffer, view)]
+        for view in ("buffer_row", "detail")
+    }
+    return {"texts": TEXTS, "numbers": NUMBERS, **views}
+
+
+def report_data(report: MemoryReport, *, most_buffers: int, most_moments: int) -> dict[str, Any]:
     """What the page's charts and table are drawn from.
 
     Args:
@@ -86,12 +82,12 @@ def _place(buffer: Buffer) -> tuple:
 
 def _buffers(buffers: Sequence[Buffer], strings: Strings) -> dict[str, Any]:
     """One list a field, and one number where all buffers have the same."""
-    columns: dict[str, Any] = {name: [strings.code(getattr(b, name)) for b in buffers] for name in TEXTS}
-    columns |= {name: [getattr(b, name) for b in buffers] for name in NUMBERS}
-    for name, values in columns.items():
+    arrays: dict[str, Any] = {name: [strings.code(getattr(b, name)) for b in buffers] for name in TEXTS}
+    arrays |= {name: [getattr(b, name) for b in buffers] for name in NUMBERS}
+    for name, values in arrays.items():
         if values and min(values) == max(values):
-            columns[name] = values[0]
-    return {"count": len(buffers), **columns}
+            arrays[name] = values[0]
+    return {"count": len(buffers), **arrays}
 
 
 def _timeline(timeline: Timeline, strings: Strings, most: int) -> dict[str, Any]:
@@ -103,7 +99,7 @@ def _timeline(timeline: Timeline, strings: Strings, most: int) -> dict[str, Any]
     for moment in moments:
         now = dict(moment.by_kind)
         before = len(changes)
-        for kind in alive.keys() | now.keys():
+        for kind in kinds:
             change = now.get(kind, 0) - alive.get(kind, 0)
             if change:
                 changes += (number[kind], change)

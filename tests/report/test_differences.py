@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxmem.report._diff import diff
+from jaxmem.report.differences import diff
 from tests.report import samples
 
 pytestmark = pytest.mark.once
