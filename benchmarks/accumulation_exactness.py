@@ -22,7 +22,7 @@ import optax
 
 from benchmarks._harness import emit
 from jaxmem import Last, LossOutput, Max, Sum, WeightedMean
-from jaxmem.accumulate import independent_rows, value_and_grad
+from jaxmem.accumulate import separable_by_rows, value_and_grad
 
 SETUPS = 210
 DEVICES = 8
@@ -233,7 +233,7 @@ def metrics_are_right(setup: SetUp, out, params, batch) -> bool:
 def rules_are_mistaken(setup: SetUp, params, batch) -> bool:
     """Whether a derivative rule of each row is taken for one that mixes rows, or the other way round."""
     losses = [loss_of(dataclasses.replace(setup, state="none"), rule) for rule in (None, MIXING)]
-    found = [independent_rows(loss, params, batch, state=None, parts=DEVICES).verdict for loss in losses]
+    found = [separable_by_rows(loss, params, batch, state=None, parts=DEVICES).verdict for loss in losses]
     return found != ["yes", "no"]
 
 
