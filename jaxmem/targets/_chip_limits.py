@@ -1,7 +1,9 @@
-"""What a program asks for that the chip it was compiled for does not have."""
+"""Where a program exceeds its chip: features the chip lacks, and the compiler's error for lack of memory."""
 
+import dataclasses
 import re
 
+from jaxmem._units import SIZE, size_in
 from jaxmem.errors import UnsupportedByChip
 from jaxmem.targets._chip import Chip
 
@@ -12,6 +14,12 @@ _FLOAT8 = re.compile(r"\bf8e[0-9a-z]+\[")
 _BFLOAT16 = re.compile(r"\bbf16\[")
 # XLA's bound on the scratch of one cuDNN convolution while it looks for the fastest algorithm.
 CONVOLUTION_SCRATCH_BYTES = 4 * 2**30
+# Of libtpu 0.0.5x, of older ones and XLA's own, and of one that does not try.
+_PATTERNS = (
+    re.compile(rf"total memory required[^()]{{0,80}}\({SIZE}\) exceeds available \w+ \({SIZE}\)"),
+    re.compile(rf"[Uu]sed {SIZE} of {SIZE} hbm"),
+    re.compile(rf"unlikely to have enough [\w ]{{0,20}}memory\. Requires {SIZE}, has {SIZE} available"),
+)
 
 
 def check_runs(text: str, chip: Chip) -> tuple[str, ...]:
@@ -57,3 +65,31 @@ def unknown_scratch_bytes(text: str, chip: Chip | None) -> int:
     if chip is None or chip.platform != "gpu" or not _CONVOLUTION.search(text):
         return 0
     return CONVOLUTION_SCRATCH_BYTES
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompileOom:
+    """Bytes that a program needs and that a device has, as its compiler rounds them; None where it did not say."""
+
+    needed_bytes: int | None
+    available_bytes: int | None
+    text: str
+
+
+def compile_oom(text: str) -> CompileOom | None:
+    """What the text of a compiler's error says about memory; None where it is about something else.
+
+    >>> oom = compile_oom("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+    ...     "required for HLO temporaries (18.59G) exceeds available HBM (15.75G). HLO module: jit_step.")
+    >>> round(oom.needed_bytes / 2**30, 2), oom.available_bytes / 2**30
+    (18.59, 15.75)
+    >>> compile_oom("INVALID_ARGUMENT: no such option")
+    """
+    head = text[:20_000]  # the verdict comes first; lists of buffers follow
+    if not any(words in head for words in ("RESOURCE_EXHAUSTED", "CompileTimeHbmOom", "Aborting compilation early")):
+        return None
+    for pattern in _PATTERNS:
+        found = pattern.search(head)
+        if found:
+            return CompileOom(needed_bytes=size_in(found), available_bytes=size_in(found, 3), text=text)
+    return CompileOom(needed_bytes=None, available_bytes=None, text=text)

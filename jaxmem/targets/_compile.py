@@ -2,18 +2,18 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from jaxmem.errors import ConfigError, DoesNotFitError
-from jaxmem.targets._limits import check_runs
+from jaxmem.targets._chip_limits import check_runs, compile_oom
 from jaxmem.targets._mesh import in_mesh, mesh_of
-from jaxmem.targets._oom import compile_oom
+from jaxmem.targets._on_target import on_target
 from jaxmem.targets._place import place
-from jaxmem.targets._reading import read_back
-from jaxmem.targets._scope import on_target
 from jaxmem.targets._target import Target, resolve_target
+
+Part = TypeVar("Part")
 
 # Without autotuning XLA:GPU finds no tiles for some products, and gives up instead of leaving them to cuBLAS. Not by
 # default: with Triton most programs need less, and which of the two a device will choose nobody knows.
@@ -126,3 +126,21 @@ def _compile(lowered, target: Target, compiler_options) -> tuple[jax.stages.Comp
     if target.platform == "gpu" and not (target.chip.cudnn_attention and target.chip.native_float8):
         check_runs(read_back(lambda: compiled.as_text())[0] or "", target.chip)
     return compiled, notes
+
+
+def read_back(read: Callable[[], Part]) -> tuple[Part | None, str]:
+    """What `read` returns and "", or None and why it cannot be read.
+
+    A backend may keep a part to itself, and a compiler newer than jaxlib may write instructions that jaxlib does not
+    know; each raises errors of its own.
+
+    Args:
+      read: such as `lambda: compiled.as_text()`; nothing of the program is touched before it is called.
+
+    >>> read_back(lambda: "HloModule jit_f"), read_back(lambda: 1 // 0)
+    (('HloModule jit_f', ''), (None, 'integer division or modulo by zero'))
+    """
+    try:
+        return read(), ""
+    except Exception as error:
+        return None, " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__

@@ -1,4 +1,4 @@
-"""What a device of this machine holds right now, and what its allocator has set aside: two different numbers."""
+"""Memory of this machine: how many bytes its devices and host have, use, and have set aside."""
 
 import dataclasses
 import os
@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from jaxmem.targets._chip import memory_fraction
-from jaxmem.targets._memory import memory_stats
 from jaxmem.targets._names import CHIPS
 
 # Read once, when the backend starts.
@@ -19,6 +18,9 @@ _SETTINGS = (
     "XLA_CLIENT_MEM_FRACTION",
     "XLA_PYTHON_CLIENT_ALLOCATOR",
 )
+
+# Container limits, cgroup v2 and v1; either file may be absent or hold "max".
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,3 +102,31 @@ def _at_start() -> dict[str, str] | None:
         return None
     pairs = (entry.partition("=") for entry in os.fsdecode(text).split("\0"))
     return {name: value for name, _, value in pairs if name}
+
+
+def memory_stats(device) -> dict[str, int]:
+    """What a device's allocator says; empty where it keeps no statistics."""
+    try:
+        return device.memory_stats() or {}
+    except Exception:  # backends without statistics raise errors of their own making
+        return {}
+
+
+def device_memory_bytes(device) -> int | None:
+    """The allocator's limit of a device in bytes, or None where it does not say."""
+    return memory_stats(device).get("bytes_limit") or None
+
+
+def host_memory_bytes() -> int | None:
+    """Physical memory of this machine in bytes, or its container's limit where that is less."""
+    try:
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not a POSIX system
+        return None
+    limits = [physical] if physical > 0 else []
+    for name in _CGROUP_LIMITS:
+        try:
+            limits.append(int(Path(name).read_text()))
+        except (OSError, ValueError):
+            continue
+    return min((limit for limit in limits if limit > 0), default=None)

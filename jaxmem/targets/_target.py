@@ -11,8 +11,8 @@ from jax.sharding import AxisType, Mesh
 from jaxmem._units import format_bytes
 from jaxmem.errors import InputError, UnknownTargetError
 from jaxmem.targets._chip import Chip, memory_fraction
+from jaxmem.targets._device_memory import device_memory_bytes, host_memory_bytes
 from jaxmem.targets._gpu_compiler import GPU_OPTIONS, gpu_devices
-from jaxmem.targets._memory import device_memory_bytes, host_memory_bytes
 from jaxmem.targets._names import chip_count, parse_name
 from jaxmem.targets._tpu_compiler import tpu_devices
 
