@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxmem.config import step_count
 from jaxmem.errors import BatchError, ConfigError
 from jaxmem.workload import is_array_like, path_string
 
@@ -35,20 +36,9 @@ def micro_batch(batch, index, num_micro_batches: int, *, batch_axes: Any = 0, pa
     >>> micro_batch({"x": jnp.arange(6)}, 1, 3)["x"].tolist()
     [1, 4]
     """
-    count = micro_batch_count(num_micro_batches)
+    count = step_count(num_micro_batches, "num_micro_batches")
     _check_index(index, count)
     return Split.of(batch, count, batch_axes=batch_axes, pad=pad).take(batch, index)
-
-
-def micro_batch_count(value) -> int:
-    """K as an int; ConfigError if it is not a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ConfigError(
-            wanted="num_micro_batches to be a whole number of at least 1",
-            got=repr(value),
-            do="Use 1 for no accumulation.",
-        )
-    return int(value)
 
 
 def _check_index(index, count: int) -> None:

@@ -14,10 +14,10 @@ from jaxmem.accumulate._gradient_sum import Added
 from jaxmem.accumulate._micro_batch_scans import add_up, total_weights, weight_dtype
 from jaxmem.accumulate._shard_checks import check_local, check_params, check_rows
 from jaxmem.accumulate._shards import Shards, axis_names, shard_key, shard_state
-from jaxmem.accumulate._split import Split, micro_batch_count
+from jaxmem.accumulate._split import Split
 from jaxmem.accumulate._trace import TracedLoss, check_differentiable, check_weights
 from jaxmem.accumulate.separability import check_separable
-from jaxmem.config import float_dtype_name
+from jaxmem.config import float_dtype_name, step_count
 from jaxmem.errors import ConfigError, ObjectiveError
 
 
@@ -103,7 +103,7 @@ def value_and_grad(
     >>> accumulate.value_and_grad(loss, 2)(jnp.float32(1.0), batch).grads  # 2 (0 + 4 + 9) / 3
     Array(8.666667, dtype=float32)
     """
-    num_micro_batches = micro_batch_count(num_micro_batches)
+    num_micro_batches = step_count(num_micro_batches, "num_micro_batches")
     if in_place is not None and not isinstance(in_place, bool):
         raise ConfigError(wanted="in_place to be None, True or False", got=repr(in_place), do="Leave it out.")
     if data_sharding is not None and not isinstance(data_sharding, jax.sharding.NamedSharding):

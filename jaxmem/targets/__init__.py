@@ -1,4 +1,4 @@
-"""What a step is compiled for: chips, whether here or not, and their compilers."""
+"""Targets: the chips that a step is compiled for, on this machine or not, and their compilers."""
 
 from jaxmem.targets._chip import Chip as Chip
 from jaxmem.targets._chip import GpuFacts as GpuFacts

@@ -12,9 +12,9 @@ _FLOAT8_PRODUCT = re.compile(r'custom_call_target="(__cublas\$lt\$matmul\$f8[^"]
 _CONVOLUTION = re.compile(r'custom_call_target="__cudnn\$conv')
 _FLOAT8 = re.compile(r"\bf8e[0-9a-z]+\[")
 _BFLOAT16 = re.compile(r"\bbf16\[")
-# XLA's bound on the scratch of one cuDNN convolution while it looks for the fastest algorithm.
+# XLA's bound on the scratch of one cuDNN convolution while it searches for the fastest algorithm.
 CONVOLUTION_SCRATCH_BYTES = 4 * 2**30
-# Of libtpu 0.0.5x, of older ones and XLA's own, and of one that does not try.
+# Messages of libtpu 0.0.5x; of older versions and of XLA; and of a compiler that gives up early.
 _PATTERNS = (
     re.compile(rf"total memory required[^()]{{0,80}}\({SIZE}\) exceeds available \w+ \({SIZE}\)"),
     re.compile(rf"[Uu]sed {SIZE} of {SIZE} hbm"),
@@ -23,14 +23,14 @@ _PATTERNS = (
 
 
 def check_runs(text: str, chip: Chip) -> tuple[str, ...]:
-    """Notes about a compiled program that the chip runs badly.
+    """Notes about operations of a compiled program that are slow on the chip.
 
     Args:
       text: the compiled HLO.
-      chip: what it was compiled for.
+      chip: the chip that it was compiled for.
 
     Raises:
-      UnsupportedByChip: the compiler let something pass that the chip cannot run.
+      UnsupportedByChip: the program holds an operation that the chip cannot run, although it compiles.
     """
     capability = chip.compute_capability
     if capability is None:
@@ -61,7 +61,7 @@ def check_runs(text: str, chip: Chip) -> tuple[str, ...]:
 
 
 def unknown_scratch_bytes(text: str, chip: Chip | None) -> int:
-    """Bytes that a device may need beyond what a compile without it shows: scratch of cuDNN's convolutions."""
+    """Bytes of scratch for cuDNN's convolutions, which a device may need and a deviceless compile does not show."""
     if chip is None or chip.platform != "gpu" or not _CONVOLUTION.search(text):
         return 0
     return CONVOLUTION_SCRATCH_BYTES
@@ -69,7 +69,7 @@ def unknown_scratch_bytes(text: str, chip: Chip | None) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompileOom:
-    """Bytes that a program needs and that a device has, as its compiler rounds them; None where it did not say."""
+    """Bytes that a program needs and that a device has, as the compiler rounds them; None if it did not say."""
 
     needed_bytes: int | None
     available_bytes: int | None
@@ -77,7 +77,7 @@ class CompileOom:
 
 
 def compile_oom(text: str) -> CompileOom | None:
-    """What the text of a compiler's error says about memory; None where it is about something else.
+    """The bytes in a compiler's out-of-memory error; None for an error about something else.
 
     >>> oom = compile_oom("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
     ...     "required for HLO temporaries (18.59G) exceeds available HBM (15.75G). HLO module: jit_step.")
@@ -85,7 +85,7 @@ def compile_oom(text: str) -> CompileOom | None:
     (18.59, 15.75)
     >>> compile_oom("INVALID_ARGUMENT: no such option")
     """
-    head = text[:20_000]  # the verdict comes first; lists of buffers follow
+    head = text[:20_000]  # the message comes first; lists of buffers follow
     if not any(words in head for words in ("RESOURCE_EXHAUSTED", "CompileTimeHbmOom", "Aborting compilation early")):
         return None
     for pattern in _PATTERNS:
