@@ -55,6 +55,7 @@ def value_and_grad(
     data_sharding: Any = None,
     pad: Any = None,
     in_place: bool | None = None,
+    separable: bool = False,
 ) -> Callable[..., Gradients]:
     r"""The value and gradient of a loss over a batch, computed micro-batch by micro-batch.
 
@@ -86,6 +87,8 @@ def value_and_grad(
       in_place: whether the backward pass adds gradients to the accumulators itself, so that a micro-batch's gradients
         need no bytes of their own. None: wherever it can, which needs an accumulator of the parameter's dtype. True:
         everywhere, or ConfigError. False: nowhere. `Gradients.added` says where it was done.
+      separable: whether `separable_by_rows` has said "yes" about this loss, for a micro-batch dealt out to the shards;
+        then local accumulation does not check it again, which saves two traces of the loss and of its gradients.
 
     Returns:
       `fn(params, batch, *, rng=None, state=None, loss_scale=None) -> Gradients`. The objective is multiplied by
@@ -152,7 +155,7 @@ def value_and_grad(
             _check_paddable(traced, split)
         if shards.count > 1:
             check_local(traced, state, names, shards)
-            if not {"mean", "sum", "max"} & set(jax.tree.leaves(names)):
+            if not separable and not {"mean", "sum", "max"} & set(jax.tree.leaves(names)):
                 check_separable(loss_fn, (params, take(0), key_of(0), state), split.axes, shards.count)
         given, state = state, shard_state(state, index)
 
