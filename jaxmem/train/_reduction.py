@@ -73,7 +73,7 @@ def choose_reduction(step: "TrainStep", params: Any, rows: NamedSharding | None)
     steps = step.config.accumulation_steps
     if steps == 1:
         return dataclasses.replace(each, why="there is only one")
-    found = _independence(step, each.shards)
+    found = _separability(step, each.shards)
     if found.verdict == "yes":
         failed = _fails(step, rows)
         if failed:
@@ -82,7 +82,7 @@ def choose_reduction(step: "TrainStep", params: Any, rows: NamedSharding | None)
     return dataclasses.replace(each, why=f"it was not found that the loss is a sum or mean over rows: {found.why}")
 
 
-def _independence(step: "TrainStep", shards: int) -> accumulate.Independence:
+def _separability(step: "TrainStep", shards: int) -> accumulate.Separability:
     """Whether the loss of a micro-batch is the same however its rows are dealt out to shards."""
     take = functools.partial(
         accumulate.micro_batch,
@@ -94,7 +94,7 @@ def _independence(step: "TrainStep", shards: int) -> accumulate.Independence:
     batch = jax.eval_shape(take, jax.tree.map(unsharded, step.abstract_batch()))
     size = next(leaf.shape[axis] for leaf, axis in Layout(workload=step.workload).leaves(batch) if axis is not None)
     if size % shards:
-        return accumulate.Independence(verdict="unknown", why=f"{shards} shards do not divide {size} rows")
+        return accumulate.Separability(verdict="unknown", why=f"{shards} shards do not divide {size} rows")
     state = step.abstract_state()
     trainable, frozen = partition(state.params, step.workload.trainable)
 
@@ -104,7 +104,7 @@ def _independence(step: "TrainStep", shards: int) -> accumulate.Independence:
 
     # What is not trained has no gradient, and no rows.
     given, axes = (batch, frozen), (step.workload.batch_axes, None)
-    return accumulate.independent_rows(
+    return accumulate.separable_by_rows(
         loss, trainable, given, rng=state.rng, state=state.state, batch_axes=axes, parts=shards
     )
 
@@ -116,7 +116,7 @@ def _fails(step: "TrainStep", rows: Any) -> str:
 
     def value(trainable, frozen, batch, rng, state):
         steps, axes = step.config.accumulation_steps, step.workload.batch_axes
-        fn = accumulate.value_and_grad(step.loss(frozen), steps, batch_axes=axes, data_sharding=rows)
+        fn = accumulate.value_and_grad(step.loss(frozen), steps, batch_axes=axes, data_sharding=rows, separable=True)
         return fn(trainable, batch, rng=rng, state=state).value
 
     try:

@@ -397,6 +397,12 @@ class TrainStep:
             rng=rng,
         )
 
+    def _is_separable(self, batch: Any) -> bool:
+        """Whether "auto" has found the loss to be separable by the rows of a batch like this one."""
+        reduction = self.reduction()
+        types = lambda tree: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]  # noqa: E731
+        return reduction.kind == "once" and bool(reduction.why) and types(batch) == types(self.abstract_batch())
+
     def _step(self, state: TrainState, batch):
         check_state(self, state)
         trainable, frozen = partition(state.params, self.workload.trainable)
@@ -410,6 +416,7 @@ class TrainStep:
             batch_axes=self.workload.batch_axes,
             state_reduction=state_reductions(self.workload, state.state),
             data_sharding=self.reduction().rows if self.reduction().kind == "once" else None,
+            separable=self._is_separable(batch),
         )(trainable, batch, rng=jax.random.fold_in(state.rng, state.window), state=state.state, loss_scale=scale)
         self.added = out.added
         # Optimizers that adapt to the loss (optax.contrib.reduce_on_plateau, …) take it as `value`; others ignore it.
