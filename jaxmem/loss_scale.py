@@ -57,7 +57,7 @@ class DynamicLossScale:
             raise ConfigError(
                 wanted="DynamicLossScale.factor to be larger than 1",
                 got=repr(self.factor),
-                do="Use 2, or a number as loss_scale for a scale that stays as it is.",
+                do="Use 2, or a number as loss_scale for a constant scale.",
             )
         if not self.min <= self.initial <= self.max:
             raise ConfigError(
@@ -98,5 +98,5 @@ def _positive(value: Any, field: str, others: str = "") -> float:
     raise ConfigError(
         wanted=f"{field} to be {others}a positive number that float32 can hold",
         got=repr(value),
-        do="For example 2**15; leave it out for what the compute dtype needs.",
+        do="For example 2**15; leave it out for the compute dtype's default.",
     )

@@ -1,8 +1,8 @@
 """Adding gradients to their accumulators in place, by the backward pass itself, without a second buffer of their size.
 
-`vjp.with_refs(refs)` adds each piece of a gradient to a mutable array as soon as it is computed: a scanned layer's to
-its slice, inside the backward scan. The mutable arrays live for one micro-batch. They are discharged from the traced
-program, so it is pure: it may be vmapped, differentiated and scanned over.
+`vjp.with_refs(refs)` adds each piece of a gradient to a mutable array as soon as it is computed: that of a scanned
+layer to its slice, inside the backward scan. The mutable arrays live for one micro-batch. They are discharged from the
+traced program, so it is pure: it may be vmapped, differentiated and scanned over.
 """
 
 import dataclasses

@@ -64,7 +64,7 @@ def total_weights(traced: TracedLoss, params, state, take, key_of, num_micro_bat
 
 
 def weight_dtype(term):
-    """The dtype that a term's weights are summed in: float32, or that of the total or weight where it is wider."""
+    """The dtype in which a term's weights are summed: the widest of float32, the total's and the weight's."""
     dtypes = [x.dtype for x in (term.total, term.weight) if x is not None and jnp.issubdtype(x.dtype, jnp.floating)]
     return functools.reduce(jnp.promote_types, dtypes, jnp.dtype(jnp.float32))
 

@@ -60,7 +60,7 @@ def check_local(traced: TracedLoss, state: Any, names: Any, shards: Shards) -> N
         if is_key(leaf) and _passed_on(traced, state, path):
             continue
         raise StateError(
-            wanted="state that shards which accumulate locally can combine",
+            wanted="state that can be combined over shards that accumulate locally",
             got=f"{name!r} for {path_string(path, root='state')}, which every shard would change in its own way",
             do="Declare state_reduction 'mean', 'sum' or 'max' for it, or reduce gradients every micro-batch "
             "(gradient_reduction='each', no data_sharding).",
@@ -68,7 +68,7 @@ def check_local(traced: TracedLoss, state: Any, names: Any, shards: Shards) -> N
     for path, metric in jax.tree_util.tree_leaves_with_path(traced.out_shapes.metrics, is_leaf=is_metric):
         if isinstance(metric, Last) and _depends(traced, lambda micro, path=path: _at(micro.metrics, path), differs):
             raise MetricError(
-                wanted="metrics that shards which accumulate locally can combine: WeightedMean, Sum or Max",
+                wanted="metrics that can be combined over shards that accumulate locally: WeightedMean, Sum or Max",
                 got=f"a Last of the rows at {path_string(path, root='metrics')}: none of the shards is the last",
                 do="Declare another kind, or reduce gradients every micro-batch (gradient_reduction='each').",
             )
@@ -128,11 +128,11 @@ def _check_collectives(traced: TracedLoss, shards: Shards) -> None:
             named = eqn.params.get("axes", ()), eqn.params.get("axis_name", ())
             for names in named:
                 names = names if isinstance(names, (tuple, list)) else (names,)
-                spoken = [name for name in names if isinstance(name, str) and name in shards.axes]
-                if spoken:
+                reduced = [name for name in names if isinstance(name, str) and name in shards.axes]
+                if reduced:
                     raise ObjectiveError(
-                        wanted="a loss of its own rows, since shards accumulate locally",
-                        got=f"{eqn.primitive.name} over {', '.join(map(repr, spoken))} in the loss",
+                        wanted="a loss of the shard's own rows, since shards accumulate locally",
+                        got=f"{eqn.primitive.name} over {', '.join(map(repr, reduced))} in the loss",
                         do="Leave the collective out: totals and weights are summed over the shards for you.",
                     )
             todo += called_jaxprs(eqn)

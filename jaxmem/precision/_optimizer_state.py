@@ -22,7 +22,7 @@ def store_state_in(optimizer: optax.GradientTransformation, dtype: Any) -> optax
     updates are returned in the wide dtype, and `optax.apply_updates` rounds once.
 
     Args:
-      optimizer: any `optax.GradientTransformation`. If its `update` needs the parameters, so does that of the result.
+      optimizer: any `optax.GradientTransformation`. If its `update` needs the parameters, so does the result's.
       dtype: of the stored state. In bfloat16 a nu with b2 = 0.999 cannot shrink: a thousandth less rounds back to
         the same number. Choose b2 of at most 0.99, or keep nu in float32 (`optax.adamw(mu_dtype="bfloat16")`).
 
@@ -46,7 +46,7 @@ def store_state_in(optimizer: optax.GradientTransformation, dtype: Any) -> optax
         state, count = _map_moments(inner.init(params), params, lambda leaf: leaf.astype(dtype))
         if not count:
             raise PrecisionWithoutEffect(
-                wanted=f"optimizer state that can be kept in {dtype}: arrays shaped like the parameters they are for",
+                wanted=f"optimizer state that can be stored in {dtype}: arrays with the shape of their parameter",
                 got="an optimizer without any, such as plain SGD or one with factored or quantised state only",
                 do="Leave precision.optimizer out.",
             )

@@ -39,7 +39,7 @@ def check_runs(text: str, chip: Chip) -> tuple[str, ...]:
     if found and not chip.cudnn_attention:
         raise UnsupportedByChip(
             wanted=f"a program that a {chip.kind} (sm_{capability[0]}{capability[1]}) can run",
-            got=f"cuDNN flash attention ({found.group(1)}), which needs sm_80 or newer and is let pass by the compiler",
+            got=f"cuDNN flash attention ({found.group(1)}), which needs sm_80 or newer; the compiler lets it pass",
             do='Use jax.nn.dot_product_attention(implementation="xla"), or a newer chip.',
         )
     found = _FLOAT8_PRODUCT.search(text)

@@ -62,7 +62,7 @@ def in_mesh(mesh: Mesh | AbstractMesh | None, *arguments: Any) -> Iterator[None]
             raise MeshError(
                 wanted=f"the mesh of the arrays, {describe_mesh(mesh)}, to be set, or none",
                 got=f"{describe_mesh(current)} set by jax.set_mesh",
-                do="Leave jax.set_mesh out: the mesh of the arrays is entered by itself.",
+                do="Leave jax.set_mesh out: the mesh of the arrays is set automatically.",
             )
         yield
         return

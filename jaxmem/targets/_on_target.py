@@ -87,7 +87,7 @@ def _explained(target: Target) -> Iterator[None]:
             ) from error
         if any(frame.f_code.co_name == "emit_python_callback" for frame, _ in traceback.walk_tb(error.__traceback__)):
             raise RetargetError(
-                wanted=f"a program without callbacks to Python, which JAX makes only where the {target.platform} is",
+                wanted=f"a program without callbacks to Python, which JAX compiles only if a {target.platform} is here",
                 got=f"one with {_callback(error)}",
                 do="Leave jax.debug.print, jax.debug.callback, jax.pure_callback and io_callback out of what is "
                 "analysed, or analyse it for cpu or a TPU.",

@@ -62,7 +62,7 @@ def place(args: tuple[Any, ...], target: Target, *, in_shardings: Any = None) ->
     if any(_pinned(sharding) and not _pinned(leaf.sharding) for leaf, sharding in zip(moved, wanted, strict=True)):
         notes += (
             f"Arguments pinned to the host are counted on the device: {target.name}'s compiler, without the device, "
-            "knows no host memory for arguments.",
+            "has no host memory for arguments.",
         )
     return Placed(args=jax.tree.unflatten(tree, moved), target=target, notes=notes)
 
@@ -72,7 +72,7 @@ def _check_devices(args: tuple[Any, ...], target: Target) -> None:
         mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
         if isinstance(mesh, AbstractMesh) and mesh.size > 1:
             raise RetargetError(
-                wanted=f"arguments on devices, for {target.name}",
+                wanted=f"arguments on devices of {target.name}",
                 got=f"{path_string(path, root='argument')} sharded over {describe_mesh(mesh)}, which has none",
                 do=f"Name a target of {mesh.size} devices, such as tpu-v5e:2x2; or shard over jax.make_mesh.",
             )

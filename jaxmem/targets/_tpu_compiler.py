@@ -10,8 +10,8 @@ from jaxmem.errors import MissingCompilerError
 from jaxmem.targets._chip import Chip, TpuFacts
 
 # What libtpu reads when it is loaded. Without these it queries a metadata server that a laptop does not have, complains
-# on stderr, and refuses a second process. The accelerator type does not limit what is compiled for: any topology may be
-# asked for afterwards, several in one process.
+# on stderr, and refuses a second process. The accelerator type does not limit the targets: one process may compile for
+# any topology, and for several.
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-1",

@@ -1,4 +1,4 @@
-"""Rules of reductions, windows, products and look-ups; `_rules` says which primitives they are for."""
+"""Rules of reductions, windows, products and look-ups; `_rules` maps primitives to them."""
 
 from jaxmem.accumulate.separability._row_values import (
     CLEAN,

@@ -75,7 +75,7 @@ def rowwise(values: list[Value], what: str) -> Value:
 
 
 def added(values: list[Value], what: str) -> Value:
-    """The sum, or a choice, of values of which none is of kind "rows"."""
+    """The sum of values, or a choice between them; none is of kind "rows"."""
     values = [value for value in values if not value.zero] or values[:1]
     if len({value.growth for value in values}) > 1:
         return unknown(f"{what} of a value that grows with the rows and one that does not")
@@ -97,7 +97,7 @@ def shift_axis(value: Value, by: int) -> Value:
 
 
 def drop_axes(value: Value, axes: Any) -> Value:
-    """The value after these axes were removed; that of its rows is not among them."""
+    """The value after these axes were removed; the axis of its rows is not among them."""
     return shift_axis(value, -sum(axis < value.axis for axis in axes))
 
 

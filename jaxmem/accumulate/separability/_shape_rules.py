@@ -1,4 +1,4 @@
-"""Rules of elementwise operations, and of those that change shapes; `_rules` says which primitives they are for."""
+"""Rules of elementwise operations and changes of shape; `_rules` maps primitives to them."""
 
 import math
 
@@ -19,7 +19,7 @@ from jaxmem.accumulate.separability._row_values import (
     unless_along,
 )
 
-# -- each element by itself ----------------------------------------------------------------------------------
+# -- elementwise --------------------------------------------------------------------------------------------
 
 
 def unchanged(eqn, twin, values):
