@@ -60,7 +60,7 @@ _COMPILERS = {"cpu-default": "local", "cpu-memory": "cpu", "tpu-v5e": "tpu-v5e:1
 
 
 class Cells:
-    """Records by key, made where they are missing and written at once, so that an interrupted run goes on later.
+    """Records by key; a missing one is computed and written at once, so that an interrupted run can continue.
 
     Args:
       path: of the JSON file; None remembers nothing.
@@ -70,7 +70,7 @@ class Cells:
         self.path = path
         self.records: dict[str, dict] = json.loads(path.read_text()) if path and path.exists() else {}
         self.made = 0
-        # A cell is of its models and of its compilers.
+        # A cell depends on its models and its compilers.
         source = "".join(map(inspect.getsource, (_stacks, checkpointed, peer, traps)))
         source = hashlib.sha256(source.encode()).hexdigest()[:8]
         self.stamp = f"{source} {compilers()}"
@@ -122,7 +122,7 @@ def peer(model: str, policy: str, target: str) -> dict:
         "forward_flops": report.forward_flops,
         "recompute_flops": report.recompute_flops,
         "step_seconds": report.step_seconds,
-        # What the compiler's own cycles say, without what a roofline fills in for.
+        # Seconds from the compiler's own cycles only, without a roofline's additions.
         "cycle_seconds": seconds.seconds * (1 - seconds.filled_share)
         if seconds is not None and seconds.method == "compiler_cycles"
         else None,

@@ -1,4 +1,4 @@
-"""A training step as a graph of operations, each with the bytes that it leaves and the FLOPs that it takes.
+"""A training step as a graph of operations, each with the bytes of its output and its FLOPs.
 
 Sizes are those of one image; both grow linearly with the batch. The expansion to a training step follows the
 accounting of Checkmate (arXiv:1910.02653, and what its public code makes of a Keras model): a loss after the last
@@ -52,7 +52,7 @@ def training_step(layers: Graph, *, loss_bytes: int = 4) -> Graph:
     """The layers, a loss that reads the last, and the layers' gradients in reverse.
 
     The gradient of a layer's output reads that output, the outputs of the layers that read it, and their gradients.
-    The gradient of what nobody reads (the last layer) reads the loss instead.
+    The gradient of a value that is not read (the last layer's) reads the loss instead.
 
     Example:
         >>> chain = Graph(names=("a", "b"), inputs=((), (0,)), bytes=(8, 4), flops=(3, 5), forward=2)

@@ -1,4 +1,4 @@
-"""Our choices for a model, compiled: what `fit` measures with, remembered by content."""
+"""Our choices for a model, compiled and cached by content; `fit` measures with them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from jaxmem.targets import resolve_target
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a budget got: the compiler's record of the choice, and how it was come by."""
+    """The result for a budget: the compiler's record of the choice, and how it was found."""
 
     record: dict
     fitted: Fitted
@@ -51,7 +51,7 @@ class Chosen:
         self.records: dict = {}
 
     def record(self, assignment: Assignment) -> dict:
-        """What the compiler makes of a choice."""
+        """The compiler's record of a choice."""
         key = tuple(sorted(assignment.choices.items(), key=lambda item: item[0])), tuple(assignment.segments.items())
         if key not in self.records:
             chosen = apply_choices(self.program, self.problem, assignment)
@@ -60,7 +60,7 @@ class Chosen:
         return self.records[key]
 
     def fit(self, budget_bytes: int, objective: str, *, remember: bool = True, **options) -> Found:
-        """`fit` with what was tried before for this model and target.
+        """`fit` with the earlier trials for this model and target.
 
         Raises:
           BudgetInfeasible: as `fit` does.

@@ -1,4 +1,4 @@
-"""Training problems of packages that this project has no part in, small, with random weights.
+"""Small training problems of other authors' packages, with random weights.
 
 Each is made twice: as a workload, and as the plain function that a hand-written step differentiates. The package is
 imported when the problem is made.

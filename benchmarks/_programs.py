@@ -16,7 +16,7 @@ POLICIES = ("none", *PEERS)
 
 
 def policy_record(cells: Cells, model: str, policy: str, target: str) -> dict:
-    """What a target's compiler makes of a stack under a peer's policy."""
+    """The compiler's record of a stack under a peer's policy."""
     if model in STACKS:
         return cells.get(("peers", model, policy, target), peer)
     stack = MODELS[model]
@@ -26,7 +26,7 @@ def policy_record(cells: Cells, model: str, policy: str, target: str) -> dict:
 
 
 def program_record(cells: Cells, loss: Callable, shapes: tuple, target: str, *, what: str) -> dict:
-    """What a target's compiler makes of the value and gradient of `loss(*shapes)`; `what` is for those who read along.
+    """The compiler's record of the value and gradient of `loss(*shapes)`; `what` names it in the progress output.
 
     Programs of the same content are one compile.
     """

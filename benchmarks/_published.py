@@ -1,4 +1,4 @@
-"""What was measured before: the tables that `benchmarks.oracles` makes again.
+"""Published numbers: the tables that `benchmarks.oracles` recomputes.
 
 Temporaries of jax 0.10.2 / 0.12.0.1 and libtpu 0.0.52 on a machine without an accelerator: compiled, not run.
 """

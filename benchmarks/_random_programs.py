@@ -1,4 +1,4 @@
-"""Random differentiable programs, each from a seed: what a function under a budget must compute like the function.
+"""Random differentiable programs, each from a seed, on which a function under a budget is compared with the function.
 
 Values are [ROWS, WIDTH] in three floating dtypes; operations are picked with their operands when the program is made,
 so that it is the same whenever it is traced.

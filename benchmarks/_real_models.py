@@ -1,4 +1,4 @@
-"""Models of packages that this project has no part in, small, with random weights.
+"""Small models of other authors' packages, with random weights.
 
 Each entry makes a loss of parameters and a batch; what is no array, such as Haiku's transformed function, is closed
 over. The package is imported when the model is made.

@@ -1,8 +1,8 @@
 """The model stacks of the benchmarks' tables, in plain JAX: shapes in, a scalar loss and its parameters out.
 
-Values are named as MaxText names them, where MaxText names them: projections as the attention takes them (a Llama's
-query and key after their rotary positions), the attention's context, the output projection, and of the MLP what goes
-into the activation and what comes out of the last product.
+Values have MaxText's names: the projections as the attention uses them (a Llama's query and key after their rotary
+positions), the attention's context, the output projection, and in the MLP the input of the activation and the output
+of the last product.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""A GPT block in PyTorch under `activation_memory_budget`: what its partitioner saves and computes again.
+"""A GPT block in PyTorch under `activation_memory_budget`: what its partitioner saves and recomputes.
 
-AOTAutograd traces the block forward and backward into one graph, a min-cut with a knapsack splits it in two, and what
-the first hands to the second is saved. The first half is run, so that bytes are those of storages that stay alive.
+AOTAutograd traces the block forward and backward into one graph. A min-cut with a knapsack splits the graph in two; the
+tensors that the first half passes to the second are saved. The first half is run, so bytes are those of live storages.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
-"""What jaxmem's accumulation costs beside a scan written by hand, and beside the full batch.
+"""The overhead of jaxmem's accumulation over a hand-written scan, and over the full batch.
 
     python -m benchmarks.accumulate_overhead --json -
 
-The model is the tiny GPT of `examples/gpt.py` on 64 rows, K = 8, AdamW. The hand-written step knows that every
-micro-batch has the same number of tokens, so it may average; jaxmem's finds that out from the weights.
+The model is the tiny GPT of `examples/gpt.py` on 64 rows, K = 8, AdamW. The hand-written step relies on
+equal numbers of tokens in all micro-batches, so it averages; jaxmem's step sums the weights.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ def load_example():
 
 
 def handwritten_step(workload, k):
-    """The step that a careful person writes: one scan over (K, B/K) micro-batches, float32 accumulators, donation."""
+    """A careful hand-written step: one scan over (K, B/K) micro-batches, float32 accumulators, donation."""
 
     def loss(params, batch, rng):
         out = call_loss(workload.loss_fn, params, batch, rng=rng, state={}, memory=Memory())

@@ -1,13 +1,13 @@
-"""What gradient accumulation costs in bytes: K micro-batches against a lone one, by value and in place.
+"""The bytes of gradient accumulation: K micro-batches against a single one, added by value and in place.
 
     python -m benchmarks.accumulation_bytes --json -
 
 The scanned GPT and Llama examples with float32 parameters, compiled for a GPU and a TPU that need not be there. G is
-the size of the gradients. A lone micro-batch's step has its gradients among its temporaries; K of them added by value
-need one accumulator more, `value_over_floor` × (lone + G); added in place, by the backward pass, they need about what
-the lone one does, `in_place_over_lone`. `saved_of_g` is (lone + G - in place) / G. On a GPU a layer's gradient is
-made before it is added to its slice: that share of G, the less the more layers there are, is not saved. An unrolled
-stack of layers is there for comparison, and gains nothing: its gradients never all lived at once.
+the size of the gradients. The step of a lone micro-batch has its gradients among its temporaries. With K micro-batches
+added by value the step needs one more accumulator, `value_over_floor` × (lone + G); added in place by the backward
+pass, it needs about as much as the lone one, `in_place_over_lone`. `saved_of_g` is (lone + G - in place) / G. On a GPU
+a layer's gradient is computed before it is added to its slice; that share of G, which shrinks with the number of
+layers, is not saved. An unrolled stack of layers, for comparison, gains nothing: its gradients are never all alive.
 """
 
 import dataclasses
@@ -28,8 +28,12 @@ from jaxmem.analysis import hlo_flops
 from tests.deviceless.compiling import TARGETS, compile_on
 
 STEPS, ROWS = 4, 4  # micro-batches, and rows of each
-SGD = optax.sgd(0.1)  # moments are arguments, and take compilers longer than the layers do
-SHAPE = {"seq": 64, "layers": 16, "width": 1024}  # more than the on-chip memory of a TPU holds, which counts as none
+SGD = optax.sgd(0.1)  # moments are arguments, and would take compilers longer than the layers
+SHAPE = {
+    "seq": 64,
+    "layers": 16,
+    "width": 1024,
+}  # more than fits a TPU's on-chip memory, which is not counted
 WORKLOADS = {
     "gpt": functools.partial(gpt.workload, **SHAPE),
     "llama": functools.partial(llama.workload, **SHAPE, hidden=2816),
@@ -81,7 +85,7 @@ def compiled(target: str, example: str, steps: int, in_place: bool | None) -> Co
 
 
 def remat(example: str) -> str:
-    """Layers are recomputed where there are blocks to say so."""
+    """Layers are recomputed if the example marks blocks."""
     return "none" if example == "unrolled" else "full"
 
 
@@ -92,7 +96,7 @@ def gradient_bytes(example: str) -> int:
 
 
 def ratios(lone: Compiled, value: Compiled, in_place: Compiled, size: int) -> dict[str, float]:
-    """What is promised, as numbers.
+    """The promised ratios.
 
     >>> one = lambda temps, flops: Compiled(temp_bytes=temps, flops=flops, added="")
     >>> ratios(one(100, 10), one(180, 40), one(102, 40), 80)["in_place_over_lone"]

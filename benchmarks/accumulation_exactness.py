@@ -1,14 +1,14 @@
-"""How far accumulated gradients are from the truth, over random set-ups, and how far the usual ways of doing it are.
+"""The error of accumulated gradients over random set-ups, for jaxmem and for the usual ways of accumulating.
 
     python -m benchmarks.accumulation_exactness --json -
 
 A set-up draws micro-batches K, rows, padding, valid tokens of each row, terms of the objective, dtype, shards (1 or 8
 virtual CPU devices, on a mesh of one or two axes, automatic or explicit), kinds of model state and derivative rules of
-the loss's own. The truth is the gradient of the whole batch in float64; errors are relative L2 distances of single
-leaves, the worst counts. In 16 bits the yardstick is the one-batch step of the same dtypes, which rounds too:
-`worst_ratio_bf16` is error over that step's error, leaf by leaf. Metrics of every kind must be those of one batch of
-the same dtypes (`wrong_metrics`). For sharded set-ups it is asked whether rows are independent: of the loss with its
-own rule, and of one with a rule that mixes rows (`rules_mistaken`).
+the loss. The truth is the gradient of the whole batch in float64; the error is the largest relative L2 distance of a
+leaf. In 16 bits errors are compared with those of the one-batch step of the same dtypes, which rounds too:
+`worst_ratio_bf16` is the largest ratio of the two, leaf by leaf. Metrics of every kind must equal those of one batch
+of the same dtypes (`wrong_metrics`). For sharded set-ups `separable_by_rows` must say "yes" for the loss with its own
+rule, and "no" for one with a rule that mixes rows (`rules_mistaken`).
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ import optax
 
 from benchmarks._harness import emit
 from jaxmem import Last, LossOutput, Max, Sum, WeightedMean
-from jaxmem.accumulate import independent_rows, value_and_grad
+from jaxmem.accumulate import separable_by_rows, value_and_grad
 
 SETUPS = 210
 DEVICES = 8
@@ -42,7 +42,7 @@ METRIC_TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-1, "float16": 2e-2}
 
 
 def derivative_rule(bwd):
-    """The identity, whose gradient is what `bwd` makes of it."""
+    """The identity with a gradient that `bwd` changes."""
     rule = jax.custom_vjp(lambda x: x)
     rule.defvjp(lambda x: (x, None), lambda _, gradient: (bwd(gradient),))
     return rule
@@ -119,7 +119,7 @@ def params_and_batch(setup: SetUp):
 
 
 def parts(params, batch, dtype, rule):
-    """Sums over rows and what they are divided by, computed in `dtype` and summed in at least float32."""
+    """Sums over rows and their denominators, computed in `dtype` and summed in at least float32."""
     wide = jnp.promote_types(dtype, jnp.float32)
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     valid = batch["labels"] != IGNORED
@@ -167,7 +167,7 @@ def metrics_of(params, found, mean, total, largest, last):
 
 
 def loss_of(setup: SetUp, rule=None):
-    """The loss as jaxmem takes it; by another rule than its own where one is given."""
+    """The loss for jaxmem, with the set-up's derivative rule or another one."""
 
     def loss(params, batch, state):
         found = parts(params, batch, setup.dtype, rule or RULES[setup.rule])
@@ -231,9 +231,9 @@ def metrics_are_right(setup: SetUp, out, params, batch) -> bool:
 
 
 def rules_are_mistaken(setup: SetUp, params, batch) -> bool:
-    """Whether a derivative rule of each row is taken for one that mixes rows, or the other way round."""
+    """Whether a row-wise derivative rule gets the verdict of one that mixes rows, or the other way round."""
     losses = [loss_of(dataclasses.replace(setup, state="none"), rule) for rule in (None, MIXING)]
-    found = [independent_rows(loss, params, batch, state=None, parts=DEVICES).verdict for loss in losses]
+    found = [separable_by_rows(loss, params, batch, state=None, parts=DEVICES).verdict for loss in losses]
     return found != ["yes", "no"]
 
 
@@ -338,7 +338,7 @@ def main():
         plain = errors(one_batch(setup.terms, setup.dtype, setup.rule)(params, batch), want)
         worst[setup.dtype] = max(worst[setup.dtype], *found.values())
         one_batch_worst[setup.dtype] = max(one_batch_worst[setup.dtype], *plain.values())
-        exact = [leaf for leaf in found if not plain[leaf]]  # what this objective does not depend on
+        exact = [leaf for leaf in found if not plain[leaf]]  # leaves that this objective does not depend on
         assert all(found[leaf] == 0 for leaf in exact), setup
         ratio = max(found[leaf] / plain[leaf] for leaf in found if plain[leaf])
         ratios[setup.dtype] = max(ratios[setup.dtype], ratio)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.budget_fuzz --programs 1000 --json -
 
-A refusal is a budget below what the program needs at least. `max_rel_error` is of programs in float32, the largest
-difference of a leaf as a share of its largest entry (or of a thousandth of the largest of all).
+A budget is refused if it is below the program's minimum. `max_rel_error` is over programs in float32: the largest
+difference in a leaf, as a share of its largest entry (or of a thousandth of the largest entry of all leaves).
 """
 
 import argparse
@@ -69,14 +69,14 @@ def differentiated(program: RandomProgram, fn, jit: bool):
 
 
 def _split(result, trees):
-    """Without the Python number among the outputs, which jit would make an array."""
+    """Separates the Python number among the outputs, which jit would turn into an array."""
     loss, others = result
     trees["number"] = others["number"]
     return loss, {name: value for name, value in others.items() if name != "number"}
 
 
 def one(seed: int) -> tuple[str, float, str]:
-    """("equal", "refused" or "differs"), the relative error, and whether 16 bits were in it, of a seed's program."""
+    """("equal", "refused" or "differs"), the relative error, and whether 16 bits were used, for a seed's program."""
     rng = np.random.default_rng((seed, 1))
     program = random_program(seed)
     bytes_or_share = int(np.exp(rng.uniform(5, 10))) if rng.integers(3) == 0 else float(rng.choice(SHARES))
@@ -100,7 +100,7 @@ def run(seeds) -> tuple[collections.Counter, float, list[str]]:
     for done, seed in enumerate(seeds):
         try:
             outcome, error, kind = one(seed)
-        except Exception as exc:  # whatever a program under a budget raises that it does not raise without one
+        except Exception as exc:  # any error under a budget that the program does not raise without one
             outcome, error, kind = "differs", 0.0, f"{type(exc).__name__}: {exc}"[:200]
         outcomes[outcome] += 1
         if outcome == "differs":

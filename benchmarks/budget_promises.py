@@ -4,12 +4,12 @@
     python -m benchmarks.budget_promises --targets gpu-h100 --models gpt_scan,mlp
 
 Models that compile in seconds – scanned and unrolled transformers, a convolutional network, an MLP – each at five
-budgets between what the model says that it needs at least and without remat. Each budget starts from nothing: a
+budgets between the modelled minimum and the modelled bytes without remat. Each budget starts without a cache: a
 program that was compiled for another budget counts as a compile again. `violations`: compiled peaks over the budget,
-or a budget refused that some other choice had kept; `monotone`: larger budgets with a dearer choice.
-`median_gap_to_bound` is of the modelled problem; `median_compiled_gap` is against the bound for the bytes that the
-compiler left over, too. `step_violations` are of whole training steps under a budget of bytes, halfway between full
-remat and none: what comes back is over its budget by its own report, or is refused though a policy is not.
+and refused budgets that another choice meets. `monotone`: larger budgets with a costlier choice.
+`median_gap_to_bound` is of the modelled problem; `median_compiled_gap` also counts the bytes that the compiler left
+over. `step_violations` are of whole training steps under a budget of bytes, halfway between full remat and none: the
+returned step is over its budget by its own report, or it is refused although a policy meets the budget.
 """
 
 import argparse
@@ -145,7 +145,7 @@ def budgets(chosen: Chosen) -> list[dict]:
 
 
 def step_budget(name: str, loss: Callable, shapes: tuple, target: str) -> dict:
-    """A row for a training step whose compiled peak is to be halfway between those of full remat and of none."""
+    """A row for a training step with a budget halfway between the compiled peaks of full remat and of none."""
     workload = Workload(lambda params, batch: loss(params, batch), *shapes, optax.sgd(0.1))
     full, none = (
         make_train_step(workload, MemoryConfig(remat=remat), target=target).report() for remat in ("full", "none")
@@ -165,7 +165,7 @@ def step_budget(name: str, loss: Callable, shapes: tuple, target: str) -> dict:
 
 
 def compiled_gap(chosen: Chosen, found: Found, budget_bytes: int) -> float:
-    """As a share of the price, how much a choice might save that leaves nothing of the budget."""
+    """The largest possible saving of a choice that uses the whole budget, as a share of the cost."""
     best = found.assignment
     room = best.total_bytes + budget_bytes - found.record["peak_bytes"]
     bound = assign(chosen.problem, room, objective="flops")

@@ -4,18 +4,18 @@
     python -m benchmarks.checkmate_table --models vgg19,unet --seconds 20 --target none
 
 The accounting is Checkmate's (arXiv:1910.02653): a value for each layer and one for its gradient, float32; parameters
-and their gradients always there; the image and the convolutions' scratch not counted. Bytes grow with the batch, so
-the largest batch follows from the lowest peak of a batch of one. HiGHS finds the schedule; the batch is that of the
-schedule run operation by operation (`benchmarks._checkmate_replay`), not what the program promised.
+and their gradients are always alive; the image and the convolutions' scratch are not counted. Bytes grow linearly with
+the batch, so the largest batch follows from the lowest peak of a batch of one. HiGHS finds the schedule; its peak is
+that of a run operation by operation (`benchmarks._checkmate_replay`), not the one that the program promised.
 
-For each model: `max_batch`; `bound`, which no schedule whatever passes, since one operation's inputs and output fill
-the memory; `bound_in_reverse`, the same for schedules that make each gradient once, in reverse; `checkpoint_all`, the
-batch when the forward pass's values stay to the end; `recomputed_share` of the forward pass's FLOPs; and `seconds`.
+For each model: `max_batch`; `bound`, an upper bound for every schedule, at which one operation's inputs and output fill
+the memory; `bound_in_reverse`, the bound for schedules that compute each gradient once, in reverse; `checkpoint_all`,
+the batch if the forward pass's values stay to the end; `recomputed_share` of the forward pass's FLOPs; and `seconds`.
 
-Beside them stands what a compiler needs for the same network and batch in JAX, value and gradient: `compiled_plain` and
-`compiled_budget`, peaks over the 16e9 bytes, without remat and with `remat.fit_budget`'s search for these bytes, the
-smallest peak where there is none within. They are not Checkmate's quantity: a compiler fuses activations and
-normalisations into convolutions, needs scratch and both layouts of an array, and jaxmem keeps each block's inputs.
+For comparison, compiled peaks of the same network and batch in JAX, value and gradient, as shares of the 16e9 bytes:
+`compiled_plain` without remat, and `compiled_budget` with `remat.fit_budget`'s search for these bytes, or the smallest
+peak if none fits. They are not Checkmate's quantity: a compiler fuses activations and normalisations into convolutions,
+needs scratch and both layouts of an array, and jaxmem saves each block's inputs.
 """
 
 import argparse
@@ -81,12 +81,12 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def largest_batch(graph: Graph, peak_bytes: int) -> int:
-    """How many images fit beside the parameters and their gradients, at so many bytes each."""
+    """The number of images that fit beside the parameters and their gradients, from the bytes of one."""
     return (MEMORY_BYTES - graph.fixed_bytes) // peak_bytes
 
 
 def row(name: str, step: Graph, seconds: float) -> dict:
-    """One model: its figures, and what was published of them."""
+    """The figures of one model, and the published ones."""
     plan = lowest_peak(step, seconds=seconds)
     found = replay(step, plan.schedule)
     everything = replay(step, range(len(step.names)), hold_all=True)

@@ -1,10 +1,10 @@
-"""Whether every chip of the table can be compiled for, and its programs be read, on the installed JAX.
+"""Whether the installed JAX compiles for every chip of the table, and the programs can be read.
 
     python -m benchmarks.chip_matrix --json -
 
-All chips x a GPT in bfloat16, a convolutional net, a step sharded over several chips. A cell fails where no report
-comes, or one without a peak, without kinds that sum to it, or without FLOPs. Run it on each supported Python: each has
-a JAX of its own. `--chips tpu-v6e,gpu-t4` tries some only.
+All chips x a GPT in bfloat16, a convolutional net, a step sharded over several chips. A cell fails if
+there is no report, or one without a peak, without kinds that sum to it, or without FLOPs. Run it on each supported
+Python, which each have another JAX. `--chips tpu-v6e,gpu-t4` selects chips.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def sharded(devices: int) -> tuple[jaxmem.Workload, jaxmem.MemoryConfig]:
 
 
 def several(chip: Chip) -> str:
-    """The target of a few of a chip."""
+    """A target of several chips of a kind."""
     for sides in _SIDES[chip.platform]:
         try:
             return resolve_target(f"{chip.name}:{sides}").name
@@ -62,7 +62,7 @@ def several(chip: Chip) -> str:
 
 
 def cells(chip: Chip) -> dict[str, tuple[str, Callable]]:
-    """(target, what is compiled) of each program."""
+    """(target, program) of each cell."""
     many = several(chip)
     devices = resolve_target(many).device_count
     return {
@@ -73,7 +73,7 @@ def cells(chip: Chip) -> dict[str, tuple[str, Callable]]:
 
 
 def cell(target: str, make: Callable) -> dict:
-    """One analysis: its figures, or what went wrong."""
+    """The figures of one analysis, or its error."""
     start = time.perf_counter()
     try:
         workload, config = make()

@@ -1,13 +1,13 @@
-"""Compiled against measured: the examples' steps, run on the device at hand. Five minutes at most.
+"""Compiled against measured bytes and seconds: the examples' steps on this machine's device, in five minutes at most.
 
     python -m benchmarks.device_check --json -
     python -m benchmarks.device_check --quick            two small cases, also without an accelerator
 
-Each case has a process of its own, whose allocator takes nothing in advance: the step is compiled, its state made, and
-the step run three times. What the allocator says was in use at most, less what was in use before, stands beside the
-compiled peak, and beside that of the same chip's compiler without the chip. On a CPU, whose memory has no statistics,
-the growth of the process's resident memory stands in, and is no measure of a small case. Where a GPU's initialisation
-took more than the step, `masked` says so and the case does not count.
+Each case runs in its own process, without preallocation: the step is compiled, its state is created, and the step runs
+three times. The allocator's maximum less the bytes in use before is compared with the compiled peak, and with the peak
+of the same chip's compiler without the chip. A CPU keeps no statistics, so the growth of the process's resident memory
+is measured instead, which is too coarse for a small case. If a GPU's initialisation took more than the step, the case
+is `masked` and does not count.
 """
 
 import argparse
@@ -58,7 +58,7 @@ QUICK = (("gpt-small", "none"), ("resnet-tiny", "full_k4"))
 
 
 def measure(size: str, config: str) -> dict:
-    """Compiled and measured bytes and seconds of one case; the process must have run nothing before."""
+    """Compiled and measured bytes and seconds of one case, in a fresh process."""
     import jax
     import jax.numpy as jnp
 
@@ -109,7 +109,7 @@ def _is_shape(leaf) -> bool:
 
 
 def _deviceless(step, target: str) -> dict:
-    """The same step by the compiler of the chip's name, which does not look at the chip."""
+    """The same step compiled for the target of the chip's name, without the chip."""
     import jaxmem
     from jaxmem.errors import JaxmemError
 
@@ -121,7 +121,7 @@ def _deviceless(step, target: str) -> dict:
 
 
 class Resident:
-    """Growth of this process's resident memory from now on, where Linux can forget the maximum of before."""
+    """Growth of this process's resident memory from now on, if Linux can reset the maximum."""
 
     def __init__(self):
         self.start = None
@@ -135,7 +135,7 @@ class Resident:
             pass
 
     def grown_bytes(self) -> int | None:
-        """The maximum since then, less what was there; None where nobody tells."""
+        """The growth up to the maximum since then; None if unknown."""
         most = _status("VmHWM")
         return None if self.start is None or most is None else most - self.start
 

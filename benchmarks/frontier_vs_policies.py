@@ -3,16 +3,16 @@
     python -m benchmarks.frontier_vs_policies --json - --cache frontier.json
     python -m benchmarks.frontier_vs_policies --models gpt --targets gpu-h100
 
-Layers of a GPT, a Llama and a vision transformer under scan, value and gradient. JAX's built-in policies and MaxText's,
-same names in the same places, each give a level: 1.01 of its compiled peak. That is our budget. With the objective
-"flops" our compiled peak must be no higher than that, and the FLOPs of products that the optimised HLO has a second
-time no more than theirs; with "seconds", on the TPU, the seconds that its compiler estimates at most 1.01 of theirs.
+Layers of a GPT, a Llama and a vision transformer under scan, value and gradient. Each of JAX's built-in policies and
+MaxText's, with the same names in the same places, gives a level: our budget is 1.01 of its compiled peak. With the
+objective "flops" our compiled peak must be within the budget, and our recomputed FLOPs of products in the optimised HLO
+at most theirs. With "seconds", on the TPU, the seconds that its compiler estimates must be at most 1.01 of theirs.
 Policies whose program the target's compiler refuses give no level. With a loose budget, all of the chip, our step is
-held against the fastest policy's.
+compared with the fastest policy's.
 
 "Strictly better" at a level: 1 % of the forward pass less recomputed, or no more, and 1 % less time or 5 % less memory;
 with "seconds" 1 % less time, or no more, and 5 % less memory.
-With `--cache FILE` each compile is remembered as it ends; a file of `benchmarks.oracles` serves too.
+With `--cache FILE` each compile is saved as it ends; a file of `benchmarks.oracles` works too.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
             "worse_points": len(worse),
             "points": len(rows),
             "strictly_better_share": sum(row["better"] for row in rows) / max(1, len(rows)),
-            # Only where it was looked at.
+            # Only if it was measured.
             **({"loose_budget_over_fastest": max(row["ratio"] for row in loose)} if loose else {}),
             "max_compiles_of_a_level": max((row["compiles"] for row in rows), default=0),
             "compiles": cells.made,

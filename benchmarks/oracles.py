@@ -1,13 +1,13 @@
-"""The tables that jaxmem's claims lean on, made again: what remat leaves on each compiler, and the peers' policies.
+"""The reference tables of jaxmem's claims, recomputed: temporaries under remat by compiler, and the peers' policies.
 
     python -m benchmarks.oracles --json - --cache oracles.json
     python -m benchmarks.oracles --table peers --models gpt --targets gpu-h100
 
 `traps`: temporaries of an eight-layer transformer by checkpoint policy, unrolled and under scan, from XLA:CPU with and
-without its memory-minimising scheduler and from the TPU's compiler; and which of each compiler's fields to believe.
+without its memory-minimising scheduler and from the TPU's compiler; and which of each compiler's fields are true.
 `peers`: MaxText's policies on a GPT's and a Llama's layers under scan, for a GPU and a TPU that need not be here. Each
-number stands beside the one published before. One JSON object; the tables go to stderr. With `--cache FILE` each
-compile is remembered as it ends, so a run that was stopped goes on where it was.
+number is shown beside the one published before. One JSON object; the tables go to stderr. With `--cache FILE` each
+compile is saved as it ends, so an interrupted run continues.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def _chosen(parser: argparse.ArgumentParser, what: str, text: str) -> tuple[str,
 
 
 def row(table: str, name: str, unit: str, ours: float, published: float | None, **more) -> dict:
-    """Ours beside the published one; the ratio where both are more than nothing."""
+    """Our number beside the published one; their ratio if both are positive."""
     ratio = ours / published if published else None
     return {"table": table, "name": name, "unit": unit, "ours": ours, "published": published, "ratio": ratio, **more}
 
@@ -102,7 +102,7 @@ def traps_rows(cells: Cells, targets: tuple[str, ...]) -> list[dict]:
 
 
 def fields(cells: Cells, targets: tuple[str, ...]) -> dict:
-    """By compiler: how far each field of its own is from what the program really has."""
+    """By compiler: the error of each of its fields against the program's real bytes."""
     found = {}
     for policy, layout, compiler in FIELDS:
         if compiler.startswith("cpu") or any(name.startswith(compiler) for name in targets):
@@ -140,7 +140,7 @@ def peers_rows(cells: Cells, models, policies, targets) -> list[dict]:
 
 
 def summary(rows: list[dict]) -> dict[str, float]:
-    """The largest factor, either way, between ours and the published, by unit; and the largest gap of shares."""
+    """The largest factor between our number and the published one, by unit; and the largest difference of shares."""
     worst: dict[str, float] = {}
 
     def note(name: str, value: float) -> None:

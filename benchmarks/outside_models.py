@@ -1,4 +1,4 @@
-"""Training steps of models that no one here wrote: are gradients those of a hand-written step, and is no table lost?
+"""Training steps of other authors' models: are gradients equal to a hand-written step's, and do all tables come out?
 
     pip install equinox==0.13.8 paramax==0.0.5 dm-haiku==0.0.17 e3nn-jax==0.21.0 jraph==0.0.6.dev0 keras==3.15.1
     pip install flowjax==19.1.2 netket==3.23.0 ott-jax==0.6.0 pdequinox==0.1.2
@@ -9,8 +9,8 @@
 
 Each model is trained for one step with K of 1 and 4 micro-batches under each of three remat settings; gradients and
 model state are compared with a plain float32 loop over the same rows and keys: relative L2 distance, leaf by leaf.
-`refused` counts combinations that a setting cannot have, with the reason; `lost_tables` counts comparisons, residual
-tables and reports that did not come. Tables are of `--target`. Models that cannot be imported are left out and named.
+`refused` counts combinations that a setting does not support, with the reason; `lost_tables` counts comparisons,
+residual tables and reports that failed. Tables are for `--target`. Models that cannot be imported are only named.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def compared(trial: Trial) -> dict[str, dict]:
-    """Of each combination either its error, or why it is refused, or how it failed."""
+    """For each combination its error, the reason of its refusal, or its failure."""
     found = {"errors": {}, "refused": {}, "failed": {}}
     workload = dataclasses.replace(trial.workload, optimizer=keep_gradients())
     start = make_train_step(workload).init()
@@ -142,7 +142,7 @@ def error(want, got) -> float:
 
 
 def lost(trial: Trial, target: str) -> dict[str, str]:
-    """The tables that did not come, and why."""
+    """The tables that failed, and why."""
     found = {}
 
     def comparison():
@@ -160,7 +160,7 @@ def lost(trial: Trial, target: str) -> dict[str, str]:
     for table in (comparison, residuals, report):
         try:
             table()
-        except Exception as failure:  # whatever it is, the table is lost
+        except Exception as failure:  # any error means a lost table
             found[table.__name__] = f"{type(failure).__name__}: {failure}"
     return found
 

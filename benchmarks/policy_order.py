@@ -2,14 +2,14 @@
 
     python -m benchmarks.policy_order --json -
 
-The training steps of the four examples, compiled for a TPU and a GPU that need not be there. A policy that keeps all
-that another keeps must not need less than it, `TOLERANCE` aside: full ≤ dots_no_batch ≤ dots ≤ none. And a loss that
-declares no `memory`, so that jaxmem finds its blocks, must need what the same loss needs with its blocks marked.
+The training steps of the four examples, compiled for a TPU and a GPU that need not be there. A policy that saves a
+superset of another's values must not need less memory, within `TOLERANCE`: full ≤ dots_no_batch ≤ dots ≤ none. A loss
+that declares no `memory`, so that jaxmem finds its blocks, must need as much as the same loss with marked blocks.
 
 One pair is known to be out of order, and is counted: the ViT on the TPU needs 5 % more under `dots` than under `none`.
-Its layers are unrolled, so under `none` nothing holds the compiler back: it keeps the matrix products too, computes the
-rest again by itself, and keeps queries, keys and values as the bfloat16 that its matrix unit reads. A policy keeps them
-in the loss's float32. Computed in bfloat16, `dots` needs 8 % less than `none`.
+Its layers are unrolled, so under `none` the compiler is free: it keeps the matrix products too, recomputes the rest by
+itself, and keeps queries, keys and values in the bfloat16 that its matrix unit reads. A policy keeps them in the loss's
+float32. Computed in bfloat16, `dots` needs 8 % less than `none`.
 """
 
 import dataclasses
@@ -29,9 +29,9 @@ from examples import gpt, llama, resnet_batchnorm, vit_nnx
 from tests.deviceless.compiling import TARGETS, compile_on
 from tests.unmarked import unmarked
 
-REMATS = ("full", "dots_no_batch", "dots", "none")  # each keeps all that the one before it keeps
+REMATS = ("full", "dots_no_batch", "dots", "none")  # each saves all values that the one before it saves
 TOLERANCE = 0.02  # of temporaries: a compiler's choice of fusions and layouts
-SGD = optax.sgd(0.1)  # moments are not what remat is about, and take compilers longer than the layers do
+SGD = optax.sgd(0.1)  # moments do not matter here, and would take compilers longer than the layers
 
 
 def images(batch: int, side: int, channels: int) -> dict:
@@ -86,7 +86,7 @@ def temp_bytes(target: str, example: str, remat: str, handle: bool) -> int:
 
 
 def violations(temps: dict[str, int]) -> list[str]:
-    """The pairs of policies of which the one that keeps more needs less; `temps` is by policy.
+    """The pairs of policies in which the one that saves more needs less; `temps` is by policy.
 
     >>> violations({"full": 100, "dots": 99, "none": 90})
     ['none 90 < full 100', 'none 90 < dots 99']

@@ -1,4 +1,4 @@
-"""Models that no one here wrote, under a budget: do values and gradients stay, and do the bytes go?
+"""Other authors' models under a budget: are values and gradients unchanged, and are the bytes saved?
 
     pip install transformers==4.57.3 flaxmodels==0.1.3 dm-haiku==0.0.17 mamba2-jax==1.1.2 equimo==1.1.0
     pip install --no-deps recurrentgemma==1.0.1 PaLM-jax==0.1.2  # they ask for older NumPy and einops
@@ -6,9 +6,9 @@
     python -m benchmarks.real_models --models GPT-2,LSTM
 
 Each model's loss is differentiated by its parameters, plain and as `remat.auto(loss, 0.3)`, with random weights and
-numbers. Models whose package is not installed are left out and named. For each: `difference`, the largest between the
-two gradients or losses, as a share of the largest number of that array; `kept_share`, residual bytes as traced over
-the plain ones; and `promised_share`, what the solution says it keeps: where the share is refused, of the least.
+numbers. Models whose package is not installed are skipped and named. For each: `difference`, the largest between the
+two gradients or losses, as a share of the largest number of that array; `kept_share`, traced residual bytes over the
+plain ones; and `promised_share`, the share that the solution promises, which is the smallest if 0.3 is refused.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def version_of(package: str) -> str | None:
 
 
 def tried(model: Model, share: float = SHARE) -> dict[str, float]:
-    """What became of one model."""
+    """The figures of one model, or its failure."""
     loss, params, batch = model.make()
     small = remat.auto(loss, share)
     start = time.perf_counter()

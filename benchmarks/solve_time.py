@@ -1,11 +1,11 @@
-"""How long a budget takes to decide for a hundred layers: unrolled, and under a scan.
+"""The time to solve a budget for a hundred layers, unrolled and under a scan.
 
     python -m benchmarks.solve_time --json -
 
-A GPT's layers of `benchmarks._stacks`, a hundred of them, traced already: posing the problem (finding the blocks, their
-residuals and costs) and solving it for a quarter, a half and three quarters of the way from the smallest to what is
-kept without remat; CPU seconds, with the slowest of the budgets. `*_solve_seconds` are of solving alone. A budget that
-is a share, and a printed solution, differentiate the plain function besides: `*_plain_seconds`. Nothing is compiled.
+A hundred GPT layers of `benchmarks._stacks`, already traced. The problem is built (blocks, their residuals and costs)
+and solved for three budgets: a quarter, a half and three quarters of the way from the smallest residuals to those
+without remat. Figures are CPU seconds of the slowest budget; `*_solve_seconds` are of solving alone. A budget that is a
+share, and a printed solution, also differentiate the plain function: `*_plain_seconds`. Nothing is compiled.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ OBJECTIVES = ("seconds", "flops")
 
 
 def timed(scan: bool) -> dict:
-    """CPU seconds of posing and, by objective and share, of solving."""
+    """CPU seconds of building the problem and, by objective and share, of solving it."""
     stack = dataclasses.replace(STACKS["gpt"], layers=LAYERS)
     call = Call(stack.loss(scan=scan), stack.shapes(), {})
     program = program_of(call, call.leaves)
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def within_warm_up() -> None:
-    """Imports what is imported once: the solver, and JAX's rules."""
+    """Runs the imports that happen once: the solver, and JAX's rules."""
     stack = dataclasses.replace(STACKS["small"], layers=2)
     call = Call(stack.loss(), stack.shapes(), {})
     problem = pose(program_of(call, call.leaves), Rates.of(None))

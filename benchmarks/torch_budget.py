@@ -3,11 +3,11 @@
     pip install "jaxmem[torch]"
     python -m benchmarks.torch_budget --json -
 
-One pre-norm GPT block, and four in a row. PyTorch's figures are measured: its forward half is run, and what it hands
-to the backward half is weighed; FLOPs are those of the matrix products in its graphs. The block's inputs, weights and
-`x`, are there anyway and count on neither side. Of two ways to weigh PyTorch's saved tensors, by their own sizes and by
-the storages they keep alive, the smaller is our budget. jaxmem's choice is modelled, and then realised and traced: the
-residuals that `jax.vjp` keeps and the products of the gradient must be what the model said.
+One pre-norm GPT block, and four in a row. PyTorch's figures are measured: its forward half is run, and
+the tensors that it passes to the backward half are counted in bytes; FLOPs are those of the matrix products in its
+graphs. The block's inputs, weights and `x`, are alive anyway and count on neither side. PyTorch's saved tensors are
+counted by their own sizes and by the storages they keep alive; the smaller figure is our budget. jaxmem's choice is
+modelled, then realised and traced: residuals of `jax.vjp` and products of the gradient must be as modelled.
 
 `ours_over_budget` and `ours_more_recompute` count points at which the model or the trace is above PyTorch's;
 `monotone_violations` those at which a larger budget of ours recomputes more.
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def posed(shape: Shape) -> tuple[Program, Problem]:
-    """The stack, traced, and what there is to choose."""
+    """The problem of the traced stack."""
     fn = functools.partial(stack, heads=shape.heads)
     arguments = shape.abstract()
     leaves, tree = jax.tree.flatten(arguments)
@@ -85,7 +85,7 @@ def posed(shape: Shape) -> tuple[Program, Problem]:
 
 
 def ours(program: Program, problem: Problem, budget_bytes: int) -> dict[str, float | None]:
-    """What the cheapest choice within a budget keeps and recomputes, modelled and traced; None where there is none."""
+    """Bytes and recomputation of the cheapest choice within a budget, modelled and traced; None if there is none."""
     found = assign(problem, budget_bytes, working=False, objective="flops")
     if found is None:
         return dict.fromkeys(("ours_bytes", "ours_recompute_flops", "traced_bytes", "traced_recompute_flops"))

@@ -1,10 +1,10 @@
-"""Whether reports tell where every byte is, and how long they take beside the compile.
+"""Whether reports account for every byte, and how long they take beside the compile.
 
     python -m benchmarks.truth --json -
 
 GPT-2 (124 M) on five targets: the kinds must sum to the peak, and the union of the buffers' places must give the
 compiler's temporaries. The four examples on a TPU and a GPU: the share of activation bytes with operation, source line
-and layer, and of the peak that nothing explains. And a page of 100 unrolled layers: seconds after the compile, size.
+and layer, and the unexplained share of the peak. And a page of 100 unrolled layers: seconds after the compile, size.
 """
 
 import functools
@@ -28,7 +28,7 @@ EXAMPLE_TARGETS = ("gpu-h100", "tpu-v5e:1x1")
 
 
 class Stopwatch:
-    """Tells the compiler's seconds from ours, and keeps the assignment that a report was made of."""
+    """Separates the compiler's seconds from ours, and keeps the buffer assignment of a report."""
 
     def __init__(self):
         self.compile_seconds, self.compiled_at, self.assignment = 0.0, 0.0, None

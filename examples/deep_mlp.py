@@ -2,13 +2,13 @@
 
     pip install scikit-learn
     python examples/deep_mlp.py                                   train, then test accuracy
-    jaxmem analyze examples/deep_mlp.py --set every=0             keep everything, as `lax.scan` does
-    jaxmem analyze examples/deep_mlp.py --set every=10            keep what goes into every 10th layer
-    jaxmem analyze examples/deep_mlp.py:wide --set every=10       where activations fill the memory; nothing allocated
+    jaxmem analyze examples/deep_mlp.py --set every=0             save everything, as `lax.scan` does
+    jaxmem analyze examples/deep_mlp.py --set every=10            save the input of every 10th layer
+    jaxmem analyze examples/deep_mlp.py:wide --set every=10       activations that fill the memory; nothing allocated
 
-`every` says after how many layers one activation is kept; what lies between is computed again in the backward pass.
-The remat setting then governs the layers of the one segment that is being computed again: MemoryConfig(remat="dots")
-keeps their matrix products, for fewer FLOPs; "full", the default of `nested_scan`, nothing but their inputs.
+One activation is saved after every `every` layers; the activations between are recomputed in the backward pass. The
+remat setting applies to the layers of the segment that is being recomputed: MemoryConfig(remat="dots") saves their
+matrix products, for fewer FLOPs; "full", the default of `nested_scan`, saves only their inputs.
 """
 
 import functools
@@ -83,7 +83,7 @@ def digits() -> tuple[dict, dict]:
 
 
 def random_rows(rows: dict, batch: int, seed: int = 0):
-    """A function of the window index, so that a run resumed at any window sees the batches it would have seen."""
+    """A function of the window index, so that a resumed run gets the same batches."""
 
     def data(window: int):
         rng = np.random.Generator(np.random.Philox(key=[seed, window]))
@@ -105,7 +105,7 @@ def workload(
     learning_rate: float = 3e-3,
     seed: int = 0,
 ) -> jaxmem.Workload:
-    """`tiny`: the digits, narrow but 100 layers deep; about nine of ten test images right after 100 steps."""
+    """`tiny`: the digits, narrow but 100 layers deep; about nine of ten test images correct after 100 steps."""
     data = random_rows(digits()[0], batch, seed)
     return jaxmem.Workload(
         functools.partial(loss_fn, every=every),

@@ -1,7 +1,7 @@
 """A GPT on the bytes of Python's own standard library: flax.linen, its layers under one `nn.scan`.
 
-    python examples/gpt.py                                             train `tiny`, losses as they come
-    jaxmem compare examples/gpt.py --remat none,full,dots              what each policy keeps and costs
+    python examples/gpt.py                                             train `tiny` and print losses
+    jaxmem compare examples/gpt.py --remat none,full,dots              what each policy saves and costs
     jaxmem compare examples/gpt.py --set dropout=0.1 --set layers=8    the same for another shape
     jaxmem analyze examples/gpt.py:gpt2_124m                           GPT-2 small, planned without allocating it
 
@@ -27,11 +27,11 @@ import jaxmem
 class Block(nn.Module):
     """One pre-norm transformer layer; `(batch, time, width) → (batch, time, width)`.
 
-    The values are named as MaxText names them, so its remat presets apply: `--remat save_qkv_proj`.
+    The values have MaxText's names, so its remat presets apply: `--remat save_qkv_proj`.
     """
 
     heads: int
-    depth: int  # of the whole model: the projections into the residual stream start 1 / sqrt(2 depth) smaller
+    depth: int  # of the whole model: projections into the residual stream start smaller by 1 / sqrt(2 depth)
     dropout: float
     train: bool
     dtype: Any
@@ -83,7 +83,7 @@ class GPT(nn.Module):
         x = embed(tokens) + position[: tokens.shape[1]].astype(dtype)
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
 
-        # One traced layer, run `layers` times; `memory.block` puts the configured remat round each of them.
+        # One traced layer, run `layers` times; `memory.block` applies the configured remat to each of them.
         stack = nn.scan(
             self.memory.block(Block, scanned=True),
             variable_axes={"params": 0},
@@ -124,7 +124,7 @@ def standard_library(max_bytes: int = 2**21) -> np.ndarray:
 
 
 def random_crops(text: np.ndarray, batch: int, seq: int, seed: int = 0):
-    """A function of the window index, so that a run resumed at any window sees the batches it would have seen."""
+    """A function of the window index, so that a resumed run gets the same batches."""
 
     def data(window: int):
         starts = np.random.Generator(np.random.Philox(key=[seed, window])).integers(len(text) - seq, size=batch)

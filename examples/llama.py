@@ -1,7 +1,7 @@
 """A Llama on the bytes of Python's own standard library: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-    python examples/llama.py                                               train `tiny`, losses as they come
-    jaxmem compare examples/llama.py --remat none,full,dots_no_batch       what each policy keeps and costs
+    python examples/llama.py                                               train `tiny` and print losses
+    jaxmem compare examples/llama.py --remat none,full,dots_no_batch       what each policy saves and costs
     jaxmem analyze examples/llama.py:llama3_8b --set layers=2 --set seq=1024   two of the 32 layers of Llama 3 8B
 
 `llama3_8b` and `llama3_70b` are shapes only: a plan for them allocates nothing.
@@ -36,7 +36,7 @@ def rotate(x, theta: float):
 class Block(nn.Module):
     """One layer; `(batch, time, width) → (batch, time, width)`.
 
-    The values are named as MaxText names them, so its remat presets apply: `--remat save_qkv_proj`.
+    The values have MaxText's names, so its remat presets apply: `--remat save_qkv_proj`.
     """
 
     heads: int
@@ -55,7 +55,7 @@ class Block(nn.Module):
         query = nn.DenseGeneral((self.kv_heads, groups, head_dim), **common, name="query")(h)
         key = nn.DenseGeneral((self.kv_heads, head_dim), **common, name="key")(h)
         value = nn.DenseGeneral((self.kv_heads, head_dim), **common, name="value")(h)
-        query = checkpoint_name(rotate(query, self.theta), "query_proj")  # as the scores need it: turned
+        query = checkpoint_name(rotate(query, self.theta), "query_proj")  # rotated, as used in the scores
         key = checkpoint_name(rotate(key, self.theta), "key_proj")
         value = checkpoint_name(value, "value_proj")
         scores = jnp.einsum("bqkgd,bskd->bkgqs", query, key) / head_dim**0.5
@@ -90,7 +90,7 @@ class Llama(nn.Module):
         normal = nn.initializers.normal(0.5 / self.width**0.5)
         x = nn.Embed(self.vocabulary, self.width, dtype=dtype, embedding_init=normal, name="embed")(tokens)
 
-        # One traced layer, run `layers` times; `memory.block` puts the configured remat round each of them.
+        # One traced layer, run `layers` times; `memory.block` applies the configured remat to each of them.
         stack = nn.scan(
             self.memory.block(Block, scanned=True),
             variable_axes={"params": 0},
@@ -132,7 +132,7 @@ def standard_library(max_bytes: int = 2**21) -> np.ndarray:
 
 
 def random_crops(text: np.ndarray, batch: int, seq: int, seed: int = 0):
-    """A function of the window index, so that a run resumed at any window sees the batches it would have seen."""
+    """A function of the window index, so that a resumed run gets the same batches."""
 
     def data(window: int):
         starts = np.random.Generator(np.random.Philox(key=[seed, window])).integers(len(text) - seq, size=batch)

@@ -2,12 +2,12 @@
 
     pip install scikit-learn
     python examples/resnet_batchnorm.py                                        train, then test accuracy
-    jaxmem compare examples/resnet_batchnorm.py --remat none,full,dots         what each policy keeps and costs
+    jaxmem compare examples/resnet_batchnorm.py --remat none,full,dots         what each policy saves and costs
     jaxmem analyze examples/resnet_batchnorm.py:resnet50 --set batch=32        ResNet-50 at 224², nothing allocated
 
-BatchNorm and accumulation: each micro-batch is normalised by its own statistics, and the running averages go from one
-micro-batch to the next, as in K small steps. Gradients are therefore not those of the whole batch; no accumulation can
-make them so. Rematerialisation changes neither, and does not count a batch twice.
+BatchNorm and accumulation: each micro-batch is normalised by its own statistics, and the running averages are carried
+from one micro-batch to the next, as in K small steps. So gradients differ from those of the whole batch, and no
+accumulation can change that. Rematerialisation changes neither, and does not count a batch twice.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ import jaxmem
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3, 1×1 convolutions round a shortcut; `(batch, h, w, c) → (batch, h / stride, w / stride, 4 width)`."""
+    """1×1, 3×3, 1×1 convolutions around a shortcut; `(batch, h, w, c) → (batch, h / stride, w / stride, 4 width)`."""
 
     width: int
     stride: int
@@ -47,7 +47,7 @@ class Bottleneck(nn.Module):
 
         h = nn.relu(norm(conv(x, self.width, 1, name="conv_in"), name="norm_in"))
         h = nn.relu(norm(conv(h, self.width, 3, self.stride, name="conv_mid"), name="norm_mid"))
-        # Scale zero: at the start each block is its shortcut.
+        # With scale zero, each block starts as its shortcut.
         h = norm(conv(h, 4 * self.width, 1, name="conv_out"), nn.initializers.zeros, name="norm_out")
         if x.shape != h.shape:
             x = norm(conv(x, 4 * self.width, 1, self.stride, name="conv_shortcut"), name="norm_shortcut")
@@ -66,7 +66,7 @@ class ResNet(nn.Module):
     @nn.compact
     def __call__(self, images, *, train: bool):
         dtype = self.memory.compute_dtype  # parameters stay float32, see flax's param_dtype
-        block = self.memory.block(Bottleneck)  # under the configured remat; parameter paths stay as they are
+        block = self.memory.block(Bottleneck)  # under the configured remat; parameter paths do not change
         size, stride = (7, 2) if self.big_images else (3, 1)
         pad = [(size // 2, size // 2)] * 2
 
@@ -115,7 +115,7 @@ def digits() -> tuple[dict, dict]:
 
 
 def random_rows(rows: dict, batch: int, seed: int = 0):
-    """A function of the window index, so that a run resumed at any window sees the batches it would have seen."""
+    """A function of the window index, so that a resumed run gets the same batches."""
 
     def data(window: int):
         rng = np.random.Generator(np.random.Philox(key=[seed, window]))
@@ -136,7 +136,7 @@ def workload(
     learning_rate: float = 0.1,
     seed: int = 0,
 ) -> jaxmem.Workload:
-    """`tiny`: the digits; over 95 % of the test images right after 200 steps."""
+    """`tiny`: the digits; over 95 % of the test images correct after 200 steps."""
     data = random_rows(digits()[0], batch, seed)
     return jaxmem.Workload.from_linen(
         lambda memory: ResNet(10, tuple(stages), width, big_images=False, memory=memory),

@@ -2,7 +2,7 @@
 
     pip install scikit-learn
     python examples/vit_nnx.py                                            train, then test accuracy
-    jaxmem compare examples/vit_nnx.py --remat none,full,dots             what each policy keeps and costs
+    jaxmem compare examples/vit_nnx.py --remat none,full,dots             what each policy saves and costs
     jaxmem analyze examples/vit_nnx.py:vit_b16 --set batch=32             ViT-B/16 at 224², nothing allocated
 
 Dropout draws from the model's own streams. Their counts are state of the step, so every micro-batch gets its own mask.
@@ -23,7 +23,7 @@ import jaxmem
 class Block(nnx.Module):
     """One pre-norm transformer layer; `(batch, tokens, width) → (batch, tokens, width)`.
 
-    The values are named as MaxText names them, so its remat presets apply: `--remat save_qkv_proj`.
+    The values have MaxText's names, so its remat presets apply: `--remat save_qkv_proj`.
     """
 
     def __init__(self, width: int, heads: int, dropout: float, rngs: nnx.Rngs):
@@ -115,7 +115,7 @@ def digits() -> tuple[dict, dict]:
 
 
 def random_rows(rows: dict, batch: int, seed: int = 0):
-    """A function of the window index, so that a run resumed at any window sees the batches it would have seen."""
+    """A function of the window index, so that a resumed run gets the same batches."""
 
     def data(window: int):
         rng = np.random.Generator(np.random.Philox(key=[seed, window]))
@@ -138,7 +138,7 @@ def workload(
     learning_rate: float = 3e-3,
     seed: int = 0,
 ) -> jaxmem.Workload:
-    """`tiny`: the digits; about nine of ten test images right after 200 steps."""
+    """`tiny`: the digits; about nine of ten test images correct after 200 steps."""
     data = random_rows(digits()[0], batch, seed)
     return jaxmem.Workload.from_nnx(
         lambda key: ViT(layers=layers, width=width, heads=heads, dropout=dropout, rngs=nnx.Rngs(key)),

@@ -1,4 +1,4 @@
-"""Whose fault an exception is: jaxmem's own, or that of what it was given to trace and compile."""
+"""Whose fault an exception is: jaxmem's, the user's code's, or JAX's; and how it is told in one paragraph."""
 
 import contextlib
 import os
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from jaxmem._source import is_own, is_python, is_users, package_of
 from jaxmem.errors import BudgetInfeasible, DoesNotFitError, JaxmemError
 
-_TOOLS = ("numpy", "scipy")  # what fails by the arguments it is given: whoever called it is to blame
+_TOOLS = ("numpy", "scipy")  # their errors are the fault of the caller, who chose the arguments
 LONGEST_MESSAGE = 1200  # characters; a compiler's error may run to tens of thousands
 
 
 def is_own_fault(error: BaseException) -> bool:
-    """Whether jaxmem itself failed, rather than JAX, a compiler or the user's code in its hands.
+    """Whether jaxmem itself failed, and not JAX, a compiler or the user's code.
 
-    Sees through JAX's filter of tracebacks only where that was off: see `whole_tracebacks`.
+    Reliable only within `whole_tracebacks`, which turns JAX's filter of tracebacks off.
 
     >>> from jaxmem.errors import InputError
     >>> is_own_fault(InputError(wanted="a", got="b", do="c"))
@@ -28,18 +28,18 @@ def is_own_fault(error: BaseException) -> bool:
 
 
 def is_jax_refusal(error: BaseException) -> bool:
-    """Whether JAX, or a compiler that it called, raised it; told as by `is_own_fault`."""
+    """Whether JAX, or a compiler that it called, raised the error; reliable as `is_own_fault` is."""
     return package_of(_raised_in(error)) in ("jax", "jaxlib")
 
 
 def users_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost frame in code that belongs neither to jaxmem, an installed package, nor Python."""
+    """The innermost frame in the user's code: not of jaxmem, an installed package or Python; None without one."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     return frames[-1] if frames else None
 
 
 def _raised_in(error: BaseException) -> str:
-    """The file of the innermost frame that is not of a mere tool; "" where there is none."""
+    """The file of the innermost frame that is not in Python or a tool such as numpy; "" without one."""
     frames = reversed([frame for frame, _ in traceback.walk_tb(error.__traceback__)])
     return next((path for frame in frames if not _is_tool(path := frame.f_code.co_filename)), "")
 
@@ -51,15 +51,15 @@ def _is_tool(path: str) -> bool:
 
 @contextlib.contextmanager
 def whole_tracebacks() -> Iterator[None]:
-    """Tracebacks keep JAX's own frames meanwhile: without them, what JAX raises seems to come from its caller."""
-    from jaxmem import _compat  # imports JAX: the command line, which asks whose fault an error is, sets its own first
+    """A context in which tracebacks keep JAX's frames: without them, JAX's errors seem to come from its caller."""
+    from jaxmem import _compat  # imports JAX, whose environment the command line sets after it imports this module
 
     with _compat.whole_tracebacks():
         yield
 
 
 def reason(error: BaseException) -> str:
-    """Why something cannot be had, as one paragraph of bounded length.
+    """Why a variant was refused or does not fit, as one paragraph of bounded length.
 
     >>> reason(TypeError("complex64 is not accepted"))
     'refused. TypeError: complex64 is not accepted'
@@ -69,7 +69,7 @@ def reason(error: BaseException) -> str:
 
 
 def named(error: BaseException, longest: int = LONGEST_MESSAGE) -> str:
-    """An error's class and what it says, on one line.
+    """An error's class and message, on one line.
 
     >>> named(KeyError("x")), named(ValueError())
     ("KeyError: 'x'", 'ValueError')

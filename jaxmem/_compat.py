@@ -14,15 +14,15 @@ import jax.numpy as jnp
 from jax.extend.core import primitives
 from jax.interpreters import partial_eval
 
-# Effects of printing and of host callbacks: their names, since the classes are private.
+# Names of the effects of printing and of host callbacks; the classes are private.
 _IO_EFFECTS = ("DebugEffect", "OrderedDebugEffect", "IOEffect", "OrderedIOEffect")
 
 
 def prune(closed: jex.ClosedJaxpr, wanted: list[bool]) -> tuple[jex.ClosedJaxpr, list[bool]]:
-    """Cuts a jaxpr to the wanted outputs, dropping prints and callbacks that they do not need.
+    """Prunes a jaxpr to the wanted outputs, without the prints and callbacks that they do not need.
 
-    The result is for its values only: custom differentiation rules are dropped, since what they wrap could not be
-    looked into. Returns the smaller jaxpr, whose inputs are those marked True in the second result. Touches
+    The result is for evaluation only: custom derivative rules are dropped, since dead-code elimination does not reach
+    into them. Returns the smaller jaxpr, and for each input whether the jaxpr still takes it. Touches
     `jax.interpreters.partial_eval.dce_jaxpr`, which has no public equivalent with `used_outputs`.
     """
     pruned, used = partial_eval.dce_jaxpr(_values_only(closed.jaxpr), list(wanted))
@@ -30,7 +30,7 @@ def prune(closed: jex.ClosedJaxpr, wanted: list[bool]) -> tuple[jex.ClosedJaxpr,
 
 
 def _values_only(jaxpr):
-    """The jaxpr without io effects and custom rules, at every depth, so that dead-code elimination goes all the way."""
+    """The jaxpr without io effects and custom rules, at every depth, which dead-code elimination would keep."""
 
     def erase(effects):
         return frozenset(e for e in effects if type(e).__name__ not in _IO_EFFECTS)
@@ -46,21 +46,21 @@ def _values_only(jaxpr):
 
 
 def _inside(change: Callable, param: Any) -> Any:
-    """A parameter of an equation with the programs in it changed by `change`, which takes and returns a bare jaxpr."""
+    """A parameter of an equation, with `change(jaxpr) -> jaxpr` applied to every jaxpr in it."""
     if isinstance(param, jex.ClosedJaxpr) and not isinstance(param, jex.Jaxpr):  # one class from JAX 0.12 on
         return jex.ClosedJaxpr(change(param.jaxpr), param.consts)
     if isinstance(param, jex.Jaxpr):
         return change(param)
     if isinstance(param, (tuple, list)) and any(isinstance(p, (jex.Jaxpr, jex.ClosedJaxpr)) for p in param):
         items = [_inside(change, p) for p in param]
-        return type(param)(*items) if hasattr(param, "_fields") else type(param)(items)  # a solver's are a named tuple
+        return type(param)(*items) if hasattr(param, "_fields") else type(param)(items)  # named tuple of a linear solve
     return param
 
 
 def whole_tracebacks() -> contextlib.AbstractContextManager:
-    """Within it, and in this thread only, JAX keeps its own frames in tracebacks.
+    """A context in which JAX keeps its own frames in tracebacks, in this thread only.
 
-    `jax.config.update` is for all threads; the option's own context is `jax._src.config.traceback_filtering`.
+    `jax.config.update` would change all threads; the option's context manager is private.
     """
     from jax._src import config
 
@@ -81,21 +81,21 @@ def effect_names(eqn: jex.JaxprEqn) -> frozenset[str]:
 
 
 def called_jaxprs(eqn: jex.JaxprEqn) -> list[jex.Jaxpr]:
-    """The programs that an equation calls, in whatever parameter: a scan's body, the branches of a cond, a block's."""
+    """The jaxprs in an equation's parameters: a scan's body, the branches of a cond, the program of a checkpoint."""
     return [jaxpr for jaxpr, _ in called_programs(eqn)]
 
 
 def called_programs(eqn: jex.JaxprEqn) -> list[tuple[jex.Jaxpr, list]]:
-    """`called_jaxprs`, each with the constants that it holds.
+    """`called_jaxprs`, each with its constants.
 
-    Under `jax_remat3` a block is an object in the undocumented parameter `_prim`, or (0.12) its parameters are the
-    equation's.
+    Under `jax_remat3` a checkpoint is an object in the undocumented parameter `_prim`; in JAX 0.12 the equation has the
+    parameters of that object.
     """
     found = []
     for param in eqn.params.values():
         for item in param if isinstance(param, (tuple, list)) else (param,):
             consts: list = []
-            for _ in range(2):  # the object of a block holds a closed jaxpr, which holds the jaxpr
+            for _ in range(2):  # the object of a checkpoint holds a closed jaxpr, which holds the jaxpr
                 consts = list(getattr(item, "consts", consts))
                 item = getattr(item, "jaxpr", item)
             if hasattr(item, "eqns") and hasattr(item, "outvars"):
@@ -106,7 +106,7 @@ def called_programs(eqn: jex.JaxprEqn) -> list[tuple[jex.Jaxpr, list]]:
 def scan_layout(eqn: jex.JaxprEqn) -> tuple[int, int, int]:
     """Numbers of constants, carries and scanned inputs of a scan.
 
-    Told by rank, since the parameters that say so are undocumented, and others from JAX 0.12 on.
+    They are told by rank, since the parameters for them are undocumented and changed in JAX 0.12.
     """
 
     def rank(atom):
@@ -119,7 +119,7 @@ def scan_layout(eqn: jex.JaxprEqn) -> tuple[int, int, int]:
 
 
 def checkpoint_name_of(eqn: jex.JaxprEqn) -> str | None:
-    """The name that `checkpoint_name` gave to an equation's output, None for other equations.
+    """The name that `checkpoint_name` gave to an equation's output; None for other equations.
 
     Under `jax_remat3` the primitive `name` is replaced by a private object of class `CheckpointName`.
     """
@@ -131,10 +131,10 @@ def checkpoint_name_of(eqn: jex.JaxprEqn) -> str | None:
 
 
 def prevents_cse(eqn: jex.JaxprEqn) -> bool | None:
-    """Whether the equation of a `jax.checkpoint` has its barrier; None for other equations.
+    """Whether a `jax.checkpoint` equation has its barrier; None for other equations.
 
-    Told by its parameters, since under `jax_remat3` a block is a private object and not `remat_p`; that of 0.10 has
-    no parameter for the barrier, and always one.
+    It is recognised by its parameters, since under `jax_remat3` a checkpoint is a private object and not `remat_p`. In
+    JAX 0.10 that object has no parameter for the barrier, and always has one.
     """
     params = getattr(eqn.params.get("_prim"), "params", eqn.params)
     if not {"jaxpr", "policy"} <= set(params):
@@ -143,16 +143,16 @@ def prevents_cse(eqn: jex.JaxprEqn) -> bool | None:
 
 
 def linear_program(vjp, count: int) -> tuple[jex.Jaxpr, list]:
-    """The linear program that a function of `jax.vjp` transposes, and its variables for the `count` flat arguments.
+    """The linear jaxpr that a `jax.vjp` function transposes, and its variables for the `count` flat arguments.
 
-    `vjp.jaxpr` is undocumented. Its last inputs are the arguments; from 0.12 on residuals come before them.
+    `vjp.jaxpr` is undocumented. Its last inputs are the arguments; from JAX 0.12 on residuals come before them.
     """
     jaxpr = vjp.jaxpr
     return jaxpr, jaxpr.invars[len(jaxpr.invars) - count :]
 
 
 def transpose_into(vjp, refs: list, cotangent: Any) -> tuple:
-    """`vjp(cotangent)` that adds to a mutable array where one is given instead of None; its gradient is then no array.
+    """`vjp(cotangent)`, where a gradient with a mutable array in `refs` is added to that array and not returned.
 
     `with_refs` and `jax.ad` are public and undocumented.
     """
@@ -160,11 +160,11 @@ def transpose_into(vjp, refs: list, cotangent: Any) -> tuple:
 
 
 def pull_back(vjp, cotangents: list) -> list:
-    """What a function of `jax.vjp` of flat arguments makes of cotangents, a `SymbolicZero` of which counts as none.
+    """The gradients of a `jax.vjp` function of flat arguments, with symbolic zeros on both sides.
 
-    None for a gradient that is zero because nothing leads there. The function itself takes and gives arrays of zeros
-    instead, which times an infinite derivative are NaN. Touches `ValAccum`, which has no public equivalent, and
-    `vjp.with_refs`, which takes it.
+    A `SymbolicZero` among the cotangents propagates nothing, and a gradient that is symbolically zero is None. The
+    function itself uses arrays of zeros instead, and zero times an infinite derivative is NaN. Touches `ValAccum`,
+    which has no public equivalent, and `vjp.with_refs`, which takes it.
     """
     from jax._src.interpreters.ad import ValAccum
     from jax.interpreters.ad import Zero
@@ -180,14 +180,14 @@ _NOT_IN_PLACE = ("optimization_barrier",) if jax.__version_info__ >= (0, 12) els
 
 
 def adds_in_place_through(eqn: jex.JaxprEqn) -> bool:
-    """Whether `vjp.with_refs` can transpose this equation of a linear program; some of JAX's rules raise."""
+    """Whether `vjp.with_refs` can transpose an equation of a linear program; some of JAX's rules raise."""
     return eqn.primitive.name not in _NOT_IN_PLACE
 
 
 def discharge(closed: jex.ClosedJaxpr, scope: str) -> jex.ClosedJaxpr:
-    """The program without the mutable arrays that it makes and freezes; additions to them are named by `scope`.
+    """The program without the mutable arrays that it creates and freezes; additions to them get the scope `scope`.
 
-    JAX does the same when it lowers a program, by the private `discharge_state`, but cannot vmap one before that.
+    JAX does the same when it lowers a program, by the private `discharge_state`, but cannot vmap a program before.
     """
     from jax._src.state.discharge import discharge_state
 
@@ -195,7 +195,7 @@ def discharge(closed: jex.ClosedJaxpr, scope: str) -> jex.ClosedJaxpr:
 
 
 def _name_additions(scope: str, jaxpr):
-    """The jaxpr with the additions to mutable arrays, at every depth, in a scope."""
+    """The jaxpr with all additions to mutable arrays, at every depth, in a scope."""
 
     def named(eqn):
         if eqn.primitive.name == "addupdate":
@@ -209,10 +209,10 @@ def _name_additions(scope: str, jaxpr):
 
 
 def register_cuda_plugin() -> None:
-    """Registers JAX's CUDA plugin, which refuses to where it finds no driver, so that its compiler can be used.
+    """Registers JAX's CUDA plugin on a machine without a driver, so that its compiler can be used.
 
-    `jax_plugins.xla_cuda12.initialize` is what JAX itself calls once; it looks for a driver unless
-    JAX_SKIP_CUDA_CONSTRAINTS_CHECK is set or JAX_PLATFORMS leaves cuda out. A backend that runs is not touched.
+    JAX itself calls `jax_plugins.xla_cuda12.initialize` once, which fails without a driver unless
+    JAX_SKIP_CUDA_CONSTRAINTS_CHECK is set or JAX_PLATFORMS excludes cuda. A running backend is not affected.
     """
     name = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
     given = os.environ.get(name)
@@ -231,10 +231,10 @@ def register_cuda_plugin() -> None:
 
 @contextlib.contextmanager
 def answering_default_backend(platform: str) -> Iterator[list[str]]:
-    """Within it, `jax.default_backend()` answers `platform`; yields where it was asked, as "model.py line 12".
+    """A context in which `jax.default_backend()` returns `platform`; yields the callers, as "model.py line 12".
 
-    There is no public way to see who asks. Only for as long as a function is traced for a device that is not here,
-    and only the name in `jax`: JAX itself asks elsewhere.
+    There is no public way to see the callers. Used only while a function is traced for a deviceless target. Only the
+    name in `jax` is replaced; JAX itself does not call it there.
     """
     asked: list[str] = []
     real = jax.default_backend
@@ -252,40 +252,40 @@ def answering_default_backend(platform: str) -> Iterator[list[str]]:
 
 
 def kept_arguments(compiled, count: int) -> list[int] | None:
-    """Which of a program's `count` argument leaves the compiled program takes; None where it does not tell.
+    """Which of a program's `count` argument leaves the compiled program takes; None if unknown.
 
-    `jax.jit` drops the arguments that a program does not use, and only the private `_kept_var_idx` says which.
+    `jax.jit` drops unused arguments, and only the private `_kept_var_idx` says which.
     """
     kept = getattr(getattr(compiled, "_executable", None), "_kept_var_idx", None)
     return sorted(kept) if kept is not None and all(0 <= index < count for index in kept) else None
 
 
 def varying_axes(value) -> frozenset[str]:
-    """The mesh axes that a value of a `jax.shard_map` varies over: of an array, a shape or a type.
+    """The mesh axes that a value in a `jax.shard_map` varies over; the value is an array, a shape or a type.
 
-    None of them where values are not typed so (`check_vma=False`). The attribute of the types is undocumented.
+    Empty if values are not typed by these axes (`check_vma=False`). The attribute of the types is undocumented.
     """
     kind = value if hasattr(value, "manual_axis_type") else jax.typeof(value)
     return frozenset(getattr(kind.manual_axis_type, "varying", ()))
 
 
 def call_to_inline(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | jex.Jaxpr | None:
-    """The program of a `jax.jit` call that says nothing about where its arrays lie; None for other equations.
+    """The jaxpr of a `jax.jit` call that specifies no shardings; None for other equations.
 
-    That a sharding is left open is told by the class of a private value.
+    An unspecified sharding is recognised by the class name of a private value.
     """
     if eqn.primitive.name not in ("jit", "pjit", "closed_call", "core_call"):
         return None
-    said = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    if any(type(sharding).__name__ != "UnspecifiedValue" for sharding in said):
+    shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    if any(type(sharding).__name__ != "UnspecifiedValue" for sharding in shardings):
         return None
     return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
 
 
 def without_tangents(values: list) -> list:
-    """The values, integers among them as if made by an operation that has no derivative.
+    """The values, with integers passed through an operation that has no derivative.
 
-    A custom_vjp gives its integers a tangent, of which a cond's index and a scan's carry are not to have any.
+    A custom_vjp gives its integer outputs a tangent, which the index of a cond and the carry of a scan must not have.
     """
     return [value if jnp.issubdtype(value.dtype, jnp.inexact) else _unchanged(value) for value in values]
 
@@ -299,9 +299,10 @@ def _unchanged(value):
 
 @jax.custom_vjp
 def with_cotangent(value):
-    """The value; where its gradient is none, zeros come back.
+    """The value; its cotangent is always an array, of zeros for a symbolic zero.
 
-    JAX 0.10's scan takes no `Zero` for the cotangent of what it stacks, which is what a custom_vjp gives for None.
+    A custom_vjp that returns None for a cotangent passes a symbolic `Zero` on, which a scan in JAX 0.10 does not accept
+    for its stacked outputs.
     """
     return value
 

@@ -1,4 +1,4 @@
-"""Versions of what is installed here, and how to get the compilers."""
+"""Versions of installed distributions, and how to install the compilers."""
 
 import importlib.metadata
 
@@ -7,7 +7,7 @@ INSTALL_GPU = 'Run: pip install -U "jaxmem[gpu-aot]"'
 
 
 def version(distribution: str) -> str | None:
-    """Version of an installed distribution, None where there is none."""
+    """Version of a distribution; None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -15,7 +15,7 @@ def version(distribution: str) -> str | None:
 
 
 def numbers(text: str | None) -> tuple[int, ...]:
-    """The numeric part of a version, without trailing zeros: 0.12.0 and 0.12.0.0 are one.
+    """The numeric part of a version without trailing zeros, so that 0.12.0 equals 0.12.0.0.
 
     >>> numbers("0.12.0.1"), numbers("0.11.0.dev20250101"), numbers(None)
     ((0, 12, 0, 1), (0, 11), ())

@@ -1,6 +1,6 @@
-"""Known faults of compilers that give wrong numbers: the versions that have them, and what avoids them.
+"""Registry of known miscompilations: the compiler versions that compute wrong numbers, and the option that avoids it.
 
-How each shows in a compiled program is in `analysis.hlo._miscompiled`, under the same name.
+`analysis.hlo._miscompiled` recognises each of them in a compiled program, under the same name.
 """
 
 import dataclasses
@@ -17,15 +17,16 @@ _FLAG = re.compile(rf"--{_OPTION}=(\S+)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Miscompilation:
-    """One fault.
+    """One fault of a compiler.
 
     Args:
-      name: of the public report.
-      platform: whose compiler has it.
-      distribution: the package with that compiler, which has the fault from version `since` up to, without it, `fixed`.
-      what: it does, to end "XLA:GPU of jaxlib 0.10.2 ...".
-      needs: what a program must do to meet it: "offload"; empty where nobody can tell before it is compiled.
-      hlo_pass: without it the program is compiled right.
+      name: the public report of the fault.
+      platform: "gpu" or "tpu".
+      distribution: the package with the compiler.
+      since, fixed: the first version with the fault, and the first without it.
+      what: the effect, as the end of a sentence that begins "XLA:GPU of jaxlib 0.10.2 ...".
+      needs: what a program must do to be affected: "offload"; empty if only the compiled program tells.
+      hlo_pass: the pass with the fault; without it programs are compiled correctly.
     """
 
     name: str
@@ -39,12 +40,12 @@ class Miscompilation:
 
     @property
     def here(self) -> bool:
-        """Whether the installed compiler has it."""
+        """Whether the installed compiler has the fault."""
         return self.since <= numbers(version(self.distribution)) < self.fixed
 
     @property
     def compiler(self) -> str:
-        """The compiler and its version, in words."""
+        """The compiler and its version, for a sentence."""
         return f"XLA:{self.platform.upper()} ({self.distribution} {version(self.distribution)})"
 
     @property
@@ -53,7 +54,7 @@ class Miscompilation:
         return f'Compile with compiler_options={{"{_OPTION}": "{self.hlo_pass}"}}, or with another version of JAX.'
 
 
-# Each was seen in the first version and not in the last; what lies between was not tried.
+# Each fault was seen in version `since` and not in `fixed`; the versions between them were not tried.
 MISCOMPILATIONS = (
     Miscompilation(
         name="openxla/xla#46231",
@@ -79,7 +80,7 @@ MISCOMPILATIONS = (
 
 
 def faults_met(platform: str, *, offloads: bool) -> tuple[Miscompilation, ...]:
-    """Faults of the installed compiler of a platform that a program would meet.
+    """Faults of the installed compiler of a platform that affect a program.
 
     >>> faults_met("cpu", offloads=True)
     ()
@@ -91,7 +92,7 @@ def faults_met(platform: str, *, offloads: bool) -> tuple[Miscompilation, ...]:
 
 
 def without_faults(options: Mapping[str, Any] | None, faults: tuple[Miscompilation, ...]) -> dict[str, Any] | None:
-    """Compiler options that avoid the faults, beside all that the user gave, there or in `XLA_FLAGS`.
+    """The user's compiler options, with the passes of the faults disabled besides those in `options` or `XLA_FLAGS`.
 
     >>> without_faults({"xla_disable_hlo_passes": "cse"}, MISCOMPILATIONS[:1])
     {'xla_disable_hlo_passes': 'cse,dynamic-slice-annotator'}
@@ -105,5 +106,5 @@ def without_faults(options: Mapping[str, Any] | None, faults: tuple[Miscompilati
 
 
 def told(fault: Miscompilation) -> str:
-    """That a program was compiled without the fault, for a report."""
+    """A sentence for a report: the program was compiled without the faulty pass."""
     return f"Compiled with {_OPTION}={fault.hlo_pass}, since {fault.compiler} {fault.what} ({fault.name})."

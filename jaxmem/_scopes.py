@@ -1,7 +1,7 @@
-"""Named scopes that the train step opens, by which the analysis knows its parts again in compiled programs."""
+"""Named scopes of the train step, by which the analysis recognises its parts in compiled programs."""
 
 ACCUMULATE_SCOPE = "accumulate_gradients"
-"""Round the addition of a micro-batch's gradients to the accumulators."""
+"""Around the addition of a micro-batch's gradients to the accumulators."""
 
 OPTIMIZER_SCOPE = "optimizer_update"
-"""Round the optimizer's update and its application to the parameters."""
+"""Around the optimizer's update and its application to the parameters."""

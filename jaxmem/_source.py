@@ -1,4 +1,4 @@
-"""Whose code a source file is: the user's, or that of JAX, its libraries and Python itself."""
+"""Whose code a source file is: the user's, a library's or Python's."""
 
 import functools
 import importlib.util
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 
 _LIBRARIES = frozenset(
     "jax jaxlib flax optax orbax chex numpy jaxmem equinox haiku einops opt_einsum jaxtyping beartype typeguard"
-    # and what calls a user's code
+    # and tools that call a user's code
     " click typer pytest _pytest pluggy IPython ipykernel".split()
 )
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 _PYTHON = re.compile(r"/lib(?:64)?/python\d\.\d+/")
 _FRAME = re.compile(r"(.+?):(\d+)(?:[:\-][\d:\-]*)? \(")  # "FILE:LINE:COLUMN (FUNCTION)"
-_NO_FILES = ("<frozen ", "<__array_function__", "<decorator-gen")  # "<string>" and "<ipython-input-…>" are the user's
+_NO_FILES = ("<frozen ", "<__array_function__", "<decorator-gen")  # not "<string>" or "<ipython-input-…>", the user's
 
 
 @functools.lru_cache(maxsize=4096)
 def is_library(path: str) -> bool:
-    """Whether a file is code of JAX, a framework on it, jaxmem or Python, on this machine or another.
+    """Whether a file belongs to JAX, a framework on it, jaxmem or Python, on this machine or another.
 
-    What else is installed is not: it may hold the user's own model, or the one that is trained.
+    Other installed packages are not libraries in this sense: one may hold the model that is trained.
 
     >>> import json, jax
     >>> is_library(jax.__file__), is_library(json.__file__), is_library("/home/me/train.py")
@@ -42,7 +42,7 @@ def is_library(path: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def package_of(path: str) -> str:
-    """The package that a file is of, installed here or elsewhere, or a library from a checkout; "" for others.
+    """The package that a file belongs to, installed here or elsewhere, or a library's checkout; "" for other files.
 
     >>> import jax
     >>> package_of(jax.__file__), package_of("/env/lib/python3.9/site-packages/zoo/net.py"), package_of("/home/me/a.py")
@@ -58,20 +58,20 @@ def package_of(path: str) -> str:
 
 
 def is_python(path: str) -> bool:
-    """Whether a file that is of no package is Python's own."""
+    """Whether a file that belongs to no package is part of Python."""
     return bool(_PYTHON.search(path.replace("\\", "/"))) or path.startswith(sysconfig.get_path("stdlib") + os.sep)
 
 
 def source_line(*equations: "JaxprEqn") -> str:
-    """FILE:LINE of the innermost frame outside of libraries, of the first equation that has one.
+    """FILE:LINE of the innermost frame outside of libraries, for the first equation that has one.
 
-    Where none has, the innermost of all; "" without frames.
+    If none has one, the innermost frame of the first equation with frames; "" if no equation has frames.
 
     >>> import jax
     >>> source_line(*jax.make_jaxpr(lambda x: x + 1)(0).eqns).rpartition(":")[2]
     '1'
     """
-    from jax.extend import source_info_util  # the command line, which asks whose a file is, sets its environment first
+    from jax.extend import source_info_util  # imports JAX, whose environment the command line sets after this module
 
     innermost: tuple[str, ...] = ()
     for equation in equations:
@@ -84,18 +84,18 @@ def source_line(*equations: "JaxprEqn") -> str:
 
 
 def is_users(path: str) -> bool:
-    """Whether a file belongs neither to jaxmem, nor an installed package, nor Python: it is the user's own."""
+    """Whether a file is the user's own: not of jaxmem, an installed package or Python."""
     return not (path.startswith("<") or is_own(path) or package_of(path) or is_python(path))
 
 
 def is_own(path: str) -> bool:
-    """Whether a file is part of jaxmem; its examples are not."""
+    """Whether a file is part of the package jaxmem, to which its examples do not belong."""
     return path.startswith(_PACKAGE)
 
 
 @functools.cache
 def _checkouts() -> tuple[tuple[str, str], ...]:
-    """The libraries of this machine and where they lie, installed from a checkout too."""
+    """(library, folder) for the libraries on this machine, including those installed from a checkout."""
     specs = [importlib.util.find_spec(name) for name in sorted(_LIBRARIES)]
     places = [(spec.name, spec.submodule_search_locations or ()) for spec in specs if spec]
     return tuple((name, place + os.sep) for name, found in places for place in found)

@@ -1,4 +1,4 @@
-"""Standard output kept clean of what libraries print to it."""
+"""Keeping standard output free of lines that libraries print."""
 
 import contextlib
 import ctypes
@@ -7,19 +7,19 @@ import sys
 import threading
 from collections.abc import Iterator
 
-_ALONE = threading.RLock()  # two threads would restore one another's
+_LOCK = threading.RLock()  # two threads would restore each other's descriptor
 
 
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Descriptor 1 is stderr's meanwhile, for a library that prints lines of its own; threads share it."""
-    with _ALONE:
+    """Redirects file descriptor 1 to stderr, for all threads, while a library may print to it."""
+    with _LOCK:
         try:
             sys.stdout.flush()
             flush_libraries()
             saved = os.dup(1)
             os.dup2(2, 1)
-        except (OSError, ValueError, AttributeError):  # closed, or none at all
+        except (OSError, ValueError, AttributeError):  # stdout is closed or missing
             yield
             return
         try:
@@ -31,6 +31,6 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 def flush_libraries() -> None:
-    """Writes what C libraries printed and still hold back."""
-    with contextlib.suppress(OSError, TypeError, AttributeError):  # where there is no such library
+    """Flushes the buffers of C's stdio."""
+    with contextlib.suppress(OSError, TypeError, AttributeError):  # platforms without it
         ctypes.CDLL(None).fflush(None)

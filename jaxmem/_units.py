@@ -1,16 +1,16 @@
-"""Bytes and FLOPs as people read them, and sizes as compilers, allocators and the kernel write them."""
+"""Bytes, FLOPs and seconds as text for people, and sizes in the texts of compilers, allocators and the kernel."""
 
 import math
 import re
 
 SIZE = r"(-?\d{1,20}(?:\.\d{1,6})?) ?(bytes|[KMGTPE]i?B|[KMGTPEk]B?|B)?(?![A-Za-z])"
-"""A number and its unit, as two groups of a pattern."""
+"""Pattern of a number and its unit, in two groups."""
 
 _POWERS = {"K": 1, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
 def size_in(match: re.Match, group: int = 1) -> int | None:
-    """Bytes of a `SIZE`; every prefix is a power of 1024, as in all the programs read here. None where out of range.
+    """Bytes of a matched `SIZE`; None if out of range. Every prefix is a power of 1024, as in all programs read here.
 
     >>> [size_in(re.match(SIZE, text)) for text in ("15.75G", "15.75GiB of memory", "4096kB", "12", "-2.5G")]
     [16911433728, 16911433728, 4194304, 12, None]
@@ -24,7 +24,7 @@ def size_in(match: re.Match, group: int = 1) -> int | None:
 
 
 def format_bytes(value: int | None) -> str:
-    """Bytes in KiB, MiB or GiB; a dash where unknown.
+    """Bytes in KiB, MiB or GiB; a dash for None.
 
     >>> format_bytes(3 * 2**20), format_bytes(None)
     ('3.0 MiB', '-')
@@ -38,7 +38,7 @@ def format_bytes(value: int | None) -> str:
 
 
 def format_apart(*values: int) -> list[str]:
-    """Bytes as people read them; as plain numbers where different ones would read alike.
+    """Each value by `format_bytes`; in plain bytes if different values would read alike.
 
     >>> format_apart(15360, 22835), format_apart(15360, 15361)
     (['15.0 KiB', '22.3 KiB'], ['15,360 bytes', '15,361 bytes'])
@@ -48,7 +48,7 @@ def format_apart(*values: int) -> list[str]:
 
 
 def format_flops(value: int | None) -> str:
-    """FLOPs in K, M, G, T or P; a dash where unknown.
+    """FLOPs in K, M, G, T or P; a dash for None.
 
     >>> format_flops(2_500_000_000)
     '2.50 GFLOP'
@@ -62,7 +62,7 @@ def format_flops(value: int | None) -> str:
 
 
 def format_seconds(value: float | None) -> str:
-    """Seconds in µs, ms or s; a dash where unknown.
+    """Seconds in µs, ms or s; a dash for None.
 
     >>> format_seconds(0.2056), format_seconds(None)
     ('205.6 ms', '-')

@@ -1,4 +1,4 @@
-"""`Budget`: bytes, or a share of what the plain function keeps."""
+"""`Budget`: bytes, or a share of the residual bytes of the plain function."""
 
 import dataclasses
 import math
@@ -10,18 +10,18 @@ _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{letter}ib": 1024**i for i, letter in enumerate("kmgt", 1)}
 _UNITS |= {f"{letter}b": 1000**i for i, letter in enumerate("kmgt", 1)}
 PREFIX = "auto:"
-_BARE_BYTES = 2**10  # a smaller number without a unit is hardly meant in bytes
+_BARE_BYTES = 2**10  # a smaller number without a unit is probably not meant as bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What may be kept: `bytes`, or a `share` of the residual bytes of the plain function."""
+    """How much may be saved for the backward pass: `bytes`, or a `share` of the plain function's residual bytes."""
 
     bytes: int | None = None
     share: float | None = None
 
     def __str__(self) -> str:
-        """As `parse_budget` reads it, in the largest unit that is exact."""
+        """The budget in the largest exact unit, as `parse_budget` reads it."""
         if self.bytes is None:
             return repr(self.share)
         for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
@@ -31,7 +31,7 @@ class Budget:
 
 
 def is_auto(remat: str) -> bool:
-    """Whether a remat setting is a budget, such as "auto:6GiB"."""
+    """Whether a remat setting names a budget, such as "auto:6GiB"."""
     return remat.startswith(PREFIX)
 
 
@@ -39,10 +39,10 @@ def parse_budget(budget: "int | float | str | Budget") -> Budget:
     """The budget that a user wrote.
 
     Args:
-      budget: bytes; "6GiB", "500MB"; or a share below 1 as 0.25 or "0.25"; also behind "auto:".
+      budget: bytes as an int, "6GiB" or "500MB"; or a share below 1 as 0.25 or "0.25". May begin with "auto:".
 
     Raises:
-      ConfigError: for anything else.
+      ConfigError: for any other value.
 
     >>> parse_budget("6GiB").bytes, parse_budget("auto:0.25").share
     (6442450944, 0.25)

@@ -20,22 +20,23 @@ GRADIENT_REDUCTIONS = ("auto", "once", "each")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Precision:
-    """Which dtype each thing has.
+    """The dtypes of a training step.
 
     Args:
-      params: the stored (master) parameters; None keeps them as the workload made them.
-      compute: parameters and batch as the loss sees them.
-      output: the loss and the metrics that a step returns; None leaves them in what they are summed in, at least
-        float32.
-      accumulator: gradient accumulators, as `MemoryConfig.accumulator_dtype`, which None takes.
-      optimizer: optimizer state shaped like the parameters (mu, nu, traces, averages) as it is stored between steps:
-        "float32", "bfloat16" or "float64"; it is computed with in at least float32. None: as the optimizer makes it.
-      loss_scale: what the objective is multiplied by and its gradients are divided by: a number, "dynamic", or a
-        `DynamicLossScale`. None is "dynamic" where computing in float16, whose small gradients would be 0, and no
-        scale elsewhere. With a scale, be it 1, a window whose loss or gradients are not finite is skipped.
+      params: dtype of the stored (master) parameters; None keeps the workload's.
+      compute: dtype of parameters and batch in the loss.
+      output: dtype of the loss and the metrics that a step returns; None keeps the dtype in which they are summed, at
+        least float32.
+      accumulator: dtype of gradient accumulators; None takes `MemoryConfig.accumulator_dtype`.
+      optimizer: dtype in which optimizer state with the shape of the parameters (mu, nu, traces, averages) is stored
+        between steps: "float32", "bfloat16" or "float64". The optimizer computes in at least float32. None keeps the
+        optimizer's own dtypes.
+      loss_scale: factor of the objective, by which its gradients are divided again: a number, "dynamic", or a
+        `DynamicLossScale`. None is "dynamic" for float16 compute, where small gradients would become 0, and no scale
+        for other dtypes. With any scale, even 1, a window whose loss or gradients are not finite is skipped.
 
     Raises:
-      ConfigError: on a value that cannot be honoured.
+      ConfigError: a value cannot be honoured.
 
     >>> Precision(compute="bfloat16").loss_scale
     >>> Precision(compute="float16").loss_scale
@@ -65,27 +66,28 @@ class Precision:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
-    """How a step is made to fit; equal by value, hashable, JSON both ways.
+    """How a step is made to fit; equal by value, hashable, with a JSON round trip.
 
     Args:
       accumulation_steps: K, the number of micro-batches of one optimizer step.
-      accumulator_dtype: dtype in which micro-batch gradients are summed, or a parameter's own where that is wider, as
-        float64 is; only one of 16 bits, such as "bfloat16", may be narrower than what it sums.
-      gradient_reduction: of a sharded batch: "once", every shard accumulates its own gradients, which are reduced after
-        the last micro-batch (see `accumulate.value_and_grad`, `data_sharding`); "each", JAX reduces those of every
-        micro-batch; "auto" chooses, and `step.report()` says what.
-      remat: what each block keeps, a `Policy` or a preset's name: "none" (every residual), "full"
-        (nothing inside a block), "dots" (outputs of matrix products), "dots_no_batch" (those without
-        batch dimensions), or one of MaxText's, such as "minimal", which go by names in the model. Or a budget, for
-        which what to keep is chosen value by value: "auto:6GiB" bounds the compiled peak of the whole step,
-        "auto:0.25" the residuals, as a share of what the plain step keeps; "auto:0" is full remat.
-      precision: compute dtype name, or a `Precision`. Master parameters keep their dtype; "float16" brings a dynamic
+      accumulator_dtype: dtype in which micro-batch gradients are summed. A parameter of a wider dtype, such as float64,
+        is summed in its own, unless 16 bits such as "bfloat16" are asked for.
+      gradient_reduction: when gradients of a sharded batch are reduced. "once": every shard accumulates its own
+        gradients, and they are reduced after the last micro-batch (see `accumulate.value_and_grad`, `data_sharding`).
+        "each": JAX reduces the gradients of every micro-batch. "auto" chooses; `step.report()` says which and why.
+      remat: the residuals that each block saves, as a `Policy` or a preset's name: "none" (every residual), "full"
+        (nothing inside a block), "dots" (outputs of matrix products), "dots_no_batch" (outputs of products without
+        batch dimensions), or a preset of MaxText's, such as "minimal", which uses names in the model. Or a budget,
+        under which residuals are chosen value by value: "auto:6GiB" bounds the compiled peak of the whole step,
+        "auto:0.25" the residuals, as a share of the plain step's; "auto:0" is full remat.
+      precision: compute dtype name, or a `Precision`. Master parameters keep their dtype; "float16" implies a dynamic
         loss scale.
       zero: reserved; only 0.
       offload: reserved; only ().
 
     Raises:
-      ConfigError: on a value that cannot be honoured; UnknownPolicyError for `remat`.
+      ConfigError: a value cannot be honoured.
+      UnknownPolicyError: there is no preset of the name in `remat`.
 
     >>> config = MemoryConfig(accumulation_steps=8, remat="full", precision="bfloat16")
     >>> MemoryConfig.from_json(config.to_json()) == config
@@ -101,14 +103,7 @@ class MemoryConfig:
     offload: tuple[str, ...] = ()
 
     def __post_init__(self):
-        steps = self.accumulation_steps
-        if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
-            raise ConfigError(
-                wanted="accumulation_steps to be a whole number of at least 1",
-                got=repr(steps),
-                do="Use 1 for no accumulation.",
-            )
-        object.__setattr__(self, "accumulation_steps", int(steps))
+        object.__setattr__(self, "accumulation_steps", step_count(self.accumulation_steps, "accumulation_steps"))
         object.__setattr__(self, "accumulator_dtype", float_dtype_name(self.accumulator_dtype, "accumulator_dtype"))
         if not isinstance(self.precision, Precision):
             object.__setattr__(self, "precision", float_dtype_name(self.precision, "precision"))
@@ -120,7 +115,7 @@ class MemoryConfig:
                     do="Set one of them.",
                 )
             object.__setattr__(self, "accumulator_dtype", self.precision.accumulator)
-        if self.precision == Precision(compute=self.dtypes.compute):  # both spellings are one value
+        if self.precision == Precision(compute=self.dtypes.compute):  # so that both spellings are equal
             object.__setattr__(self, "precision", self.dtypes.compute)
         budget = self.budget
         setting = shortest(as_policy(self.remat)) if budget is None else f"{PREFIX}{budget}"
@@ -144,7 +139,7 @@ class MemoryConfig:
 
     @property
     def dtypes(self) -> Precision:
-        """The precision written out, with its accumulator filled in."""
+        """The precision as a `Precision`, with its accumulator dtype filled in."""
         precision = self.precision
         if isinstance(precision, str):
             precision = Precision(compute=precision)
@@ -152,7 +147,7 @@ class MemoryConfig:
 
     @property
     def policy(self) -> Policy:
-        """The remat setting written out; under a budget that of what marks no blocks, "none"."""
+        """The remat setting as a `Policy`; "none" under a budget, which marks no blocks."""
         return as_policy("none" if self.budget is not None else self.remat)
 
     @property
@@ -162,16 +157,16 @@ class MemoryConfig:
 
     @property
     def budget(self) -> Budget | None:
-        """What remat may keep, where the setting is a budget."""
+        """The budget for residuals if the remat setting is one; None otherwise."""
         return parse_budget(self.remat) if isinstance(self.remat, str) and is_auto(self.remat) else None
 
     def to_json(self) -> str:
-        """One line of JSON with a version, from which `from_json` makes an equal config."""
+        """One line of JSON with a version; `from_json` makes an equal config from it."""
         return json.dumps({"version": CONFIG_VERSION, **dataclasses.asdict(self)})
 
     @classmethod
     def from_json(cls, text: str) -> "MemoryConfig":
-        """The config that `to_json` wrote; ConfigError names a field or version it does not know."""
+        """The config that `to_json` wrote; ConfigError for an unknown field or version."""
         try:
             fields = json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:
@@ -205,15 +200,14 @@ class MemoryConfig:
 class Memory:
     """The handle that a loss declares as `memory`: equal by value, passed explicitly.
 
-    It is never ambient: jit caches a trace by the arguments it was given, so a policy that lived in
-    a context variable would go stale.
+    It is never ambient: jit caches a trace by its arguments, so a policy in a context variable would go stale.
 
     Args:
       remat: the policy, or the name of the preset, that `block` applies.
-      compute_dtype: the dtype a model should compute in, e.g. flax's `dtype=memory.compute_dtype`.
+      compute_dtype: the dtype that a model should compute in, e.g. flax's `dtype=memory.compute_dtype`.
       checkpoint: `checkpoint(target, remat, **options)`; `make_train_step` passes jaxmem's own.
 
-    >>> Memory().block(len) is len  # remat="none" leaves a block as it is
+    >>> Memory().block(len) is len  # remat="none" does not change a block
     True
     """
 
@@ -225,7 +219,7 @@ class Memory:
         """`target` – a function, a linen or nnx module or class, a bound method – under the remat setting.
 
         Options are those of `jaxmem.remat.checkpoint`; `scanned=True` says that the block is the
-        body of a `lax.scan`, where the barrier against common-subexpression elimination is not needed.
+        body of a `lax.scan`, which needs no barrier against common-subexpression elimination.
         """
         if as_policy(self.remat) == as_policy("none"):
             return target
@@ -245,7 +239,7 @@ def float_dtype_name(
     among: tuple[str, ...] = FLOAT_DTYPES,
     why: str = "Narrower ones, such as float8, need a scale for each array, which only the model can choose.",
 ) -> str:
-    """The canonical name of a floating dtype that can be computed with; ConfigError otherwise."""
+    """The canonical name of a floating dtype to compute in; ConfigError for any other value."""
     try:
         name = jnp.dtype(value).name if value is not None else ""
     except TypeError:
@@ -253,6 +247,15 @@ def float_dtype_name(
     if name not in among:
         raise ConfigError(wanted=f"{field} to be a floating dtype of {', '.join(among)}", got=repr(value), do=why)
     return name
+
+
+def step_count(value: Any, field: str) -> int:
+    """A number of micro-batches, at least 1, as an int; ConfigError for any other value."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ConfigError(
+            wanted=f"{field} to be a whole number of at least 1", got=repr(value), do="Use 1 for no accumulation."
+        )
+    return int(value)
 
 
 def _from_fields(cls, fields: dict):

@@ -5,8 +5,8 @@ class JaxmemError(Exception):
     """Base of all jaxmem errors.
 
     Args:
-      wanted: what would have been right.
-      got: what was found instead, with the offending name, path or number.
+      wanted: what was expected.
+      got: what was found, with the offending name, path or number.
       do: the next thing to try.
     """
 
@@ -31,23 +31,23 @@ class ConfigError(InputError):
 
 
 class UnknownPolicyError(ConfigError):
-    """A remat preset that does not exist."""
+    """There is no remat preset of this name."""
 
 
 class PolicyNotHonoured(ConfigError):
-    """A remat policy that the installed JAX, or the device, would ignore."""
+    """The installed JAX, or the device, would ignore a remat policy."""
 
 
 class UnmatchedNamesError(ConfigError):
-    """A name of a remat policy that no block offers while it is differentiated."""
+    """No block has a value of a name in the remat policy while it is differentiated."""
 
 
 class WorkloadError(InputError):
-    """A `Workload` is of the wrong shape, or lacks what was asked of it."""
+    """A `Workload` has a field of the wrong kind, or lacks one that is needed."""
 
 
 class IntegerParameterError(WorkloadError):
-    """Something that is to be differentiated has an integer, boolean or key dtype."""
+    """A parameter to be differentiated has an integer, boolean or key dtype."""
 
 
 class BatchError(InputError):
@@ -71,33 +71,33 @@ class StateError(InputError):
 
 
 class RematWithoutEffect(InputError):
-    """A remat setting that changes nothing: the residuals are those of the plain step."""
+    """A remat setting changes nothing: the residuals are those of the plain step."""
 
 
 class BudgetInfeasible(JaxmemError):
-    """No choice of residuals stays within a budget; says what the smallest needs."""
+    """No choice of residuals stays within a budget; the message says what the smallest choice needs."""
 
 
 class RematWarning(UserWarning):
-    """A remat setting that takes effect, but saves nothing, or less than it seems to."""
+    """A remat setting takes effect, but saves nothing, or less than it seems to."""
 
     def __init__(self, message: str):
         super().__init__(message)
 
 
 class SettingWarning(UserWarning):
-    """A setting that does nothing here."""
+    """A setting has no effect."""
 
     def __init__(self, message: str):
         super().__init__(message)
 
 
 class PrecisionWithoutEffect(InputError):
-    """A compute dtype that no value of the traced loss has."""
+    """No value of the traced loss has the compute dtype."""
 
 
 class UnknownTargetError(InputError):
-    """A target name that this version cannot compile for."""
+    """This version cannot compile for a target of this name."""
 
 
 class NonFiniteError(InputError):
@@ -105,41 +105,41 @@ class NonFiniteError(InputError):
 
 
 class TooManySkippedWindows(NonFiniteError):
-    """Window after window was skipped, as its loss or gradients were not finite; no loss scale mends that."""
+    """Too many windows in a row had a loss or gradients that were not finite; no loss scale can fix that."""
 
 
 class FileLoadError(InputError):
-    """A FILE[:FUNCTION] that cannot be loaded as a `Workload`."""
+    """A FILE[:FUNCTION] cannot be loaded as a `Workload`."""
 
 
 class MissingCompilerError(InputError):
-    """A target's compiler is not installed, or is not of the installed JAX's version."""
+    """A target's compiler is not installed, or does not match the installed JAX."""
 
 
 class UnsupportedByChip(InputError):
-    """A program that compiles for a chip which cannot run it."""
+    """A program compiles for a chip that cannot run it."""
 
 
 class MiscompiledError(InputError):
-    """A program that its compiler, of a known version, made to compute wrong numbers."""
+    """A compiler of a known version compiled a program that computes wrong numbers."""
 
 
 class RetargetError(InputError):
-    """A program that is tied to devices of this machine, so that it cannot be compiled for others."""
+    """A program is tied to devices of this machine, so it cannot be compiled for others."""
 
 
 class MeshError(InputError):
-    """Arrays, or a step and its surroundings, that lie on meshes which no program can have at once."""
+    """Arrays, a step or `jax.set_mesh` use different meshes, which one program cannot."""
 
 
 class NotEquivalentError(JaxmemError, AssertionError):
-    """A configuration computes something else than the plain step."""
+    """A configuration does not compute the same as the plain step."""
 
 
 class DoesNotFitError(JaxmemError):
     """The target's compiler refused a program that needs more memory than a device has.
 
-    `needed_bytes` and `available_bytes` are the compiler's, None where it did not say; `text` is all that it said.
+    `needed_bytes` and `available_bytes` are the compiler's numbers, None if it gave none; `text` is its whole error.
     """
 
     needed_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""`DynamicLossScale`: how a loss scale grows and backs off."""
+"""`DynamicLossScale`: when a loss scale grows and backs off."""
 
 import dataclasses
 import math
@@ -14,20 +14,20 @@ DYNAMIC = "dynamic"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DynamicLossScale:
-    """A loss scale that looks for the largest value that does not overflow; equal by value, hashable.
+    """A loss scale that searches for the largest value without overflow; equal by value, hashable.
 
     The scale is constant within a window (one optimizer step). A window whose loss or gradients are not finite is
-    skipped and the scale divided by `factor`, once; after `growth_interval` finite windows it is multiplied by it.
-    It stays between `min` and `max`, so it neither becomes infinite nor 0, and always recovers.
+    skipped, and the scale is divided by `factor` once. After `growth_interval` finite windows it is multiplied by
+    `factor`. It stays between `min` and `max`, so it never becomes infinite or 0, and always recovers.
 
     Args:
       initial: scale of the first window.
-      growth_interval: finite windows before the scale grows.
-      factor: by which it grows and backs off; a power of two scales gradients without rounding.
-      min, max: bounds.
+      growth_interval: number of finite windows before the scale grows.
+      factor: by which the scale grows and backs off; a power of two scales gradients without rounding.
+      min, max: bounds of the scale.
 
     Raises:
-      ConfigError: on a value that cannot be honoured.
+      ConfigError: a value cannot be honoured.
 
     >>> from jaxmem import Precision
     >>> Precision(compute="float16", loss_scale=DynamicLossScale(initial=1024)).loss_scale.initial
@@ -57,7 +57,7 @@ class DynamicLossScale:
             raise ConfigError(
                 wanted="DynamicLossScale.factor to be larger than 1",
                 got=repr(self.factor),
-                do="Use 2, or a number as loss_scale for a scale that stays as it is.",
+                do="Use 2, or a number as loss_scale for a constant scale.",
             )
         if not self.min <= self.initial <= self.max:
             raise ConfigError(
@@ -68,11 +68,11 @@ class DynamicLossScale:
 
 
 LossScale = float | DynamicLossScale | None
-"""What `Precision.loss_scale` is once it is checked: a number stays as it is, None scales nothing."""
+"""A checked `Precision.loss_scale`: a number is a constant scale, None scales nothing."""
 
 
 def as_loss_scale(value: Any, compute: str) -> LossScale:
-    """The loss scale that a value stands for; None is a dynamic one where computing in float16.
+    """The loss scale for a user's value; None becomes a dynamic scale if the compute dtype is float16.
 
     >>> as_loss_scale(None, "bfloat16"), as_loss_scale(8, "float16")
     (None, 8.0)
@@ -89,7 +89,7 @@ def as_loss_scale(value: Any, compute: str) -> LossScale:
 
 
 def _positive(value: Any, field: str, others: str = "") -> float:
-    """A positive number that float32 holds, as a float; ConfigError otherwise."""
+    """A positive number that float32 can represent, as a float; ConfigError otherwise."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         number = float(value)
         tiny, largest = (float(limit) for limit in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
@@ -98,5 +98,5 @@ def _positive(value: Any, field: str, others: str = "") -> float:
     raise ConfigError(
         wanted=f"{field} to be {others}a positive number that float32 can hold",
         got=repr(value),
-        do="For example 2**15; leave it out for what the compute dtype needs.",
+        do="For example 2**15; leave it out for the compute dtype's default.",
     )

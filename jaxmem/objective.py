@@ -9,13 +9,13 @@ import numpy as np
 
 
 class Objective:
-    """Base of what can be summed and scaled into an objective; use `WeightedMean` or `Sum`.
+    """Base class of terms that can be summed and scaled into an objective; use `WeightedMean` or `Sum`.
 
     A bare scalar joins a sum as a mean over examples:
     `WeightedMean(ce_sum, num_tokens) + 0.01 * WeightedMean(aux_sum, num_examples) + 1e-4 * l2`.
     """
 
-    __array_ufunc__ = None  # numpy scalars on the left defer to __rmul__ and __radd__
+    __array_ufunc__ = None  # makes numpy scalars on the left defer to __rmul__ and __radd__
 
     def terms(self) -> "tuple[tuple[Any, Any], ...]":
         return ((1.0, self),)
@@ -65,8 +65,8 @@ class WeightedMean(Objective):
     Args:
       total: scalar, the weighted sum over this micro-batch, e.g. summed token losses.
       weight: scalar, the sum of the weights, e.g. the number of valid tokens. It must not depend
-        on the parameters. A total weight of zero contributes 0, never NaN: give the count itself, since by
-        `jnp.maximum(count, 1)` a micro-batch without tokens would weigh 1.
+        on the parameters. A total weight of zero contributes 0, never NaN. Give the count itself: with
+        `jnp.maximum(count, 1)` a micro-batch without tokens would have weight 1.
 
     >>> from jaxmem import WeightedMean
     >>> objective = WeightedMean(6.0, 3) + 0.5 * WeightedMean(4.0, 2)
@@ -81,9 +81,10 @@ class WeightedMean(Objective):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sum(Objective):
-    """A value whose micro-batches add up: a count, or an objective already divided by a global count.
+    """A value that is summed over micro-batches: a count, or an objective already divided by a global count.
 
-    What belongs to no row, such as a norm of the parameters, would count once a micro-batch; leave it a bare scalar.
+    A term that belongs to no row, such as a norm of the parameters, would count once per micro-batch; return it as a
+    bare scalar.
     """
 
     value: Any
@@ -92,7 +93,7 @@ class Sum(Objective):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Max:
-    """A metric of which the maximum over micro-batches is kept."""
+    """A metric whose maximum over micro-batches is kept."""
 
     value: Any
 
@@ -100,7 +101,7 @@ class Max:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Last:
-    """A metric of which the last micro-batch's value is kept."""
+    """A metric whose value in the last micro-batch is kept."""
 
     value: Any
 
@@ -129,7 +130,7 @@ class ObjectiveSum(Objective):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class LossOutput:
-    """What a loss returns when a bare objective is not enough.
+    """A loss's output with metrics or model state, where a bare objective is not enough.
 
     Args:
       objective: a scalar (mean over examples), a `WeightedMean`, a `Sum`, or a sum of these.

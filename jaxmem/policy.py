@@ -1,4 +1,4 @@
-"""`Policy`: which values of a block are kept for the backward pass; and the presets by name."""
+"""`Policy`: which values of a block are saved for the backward pass; and the presets by name."""
 
 import dataclasses
 import functools
@@ -17,26 +17,26 @@ _DOTS = ("none", "no_batch", "all")  # each keeps what the one before it keeps
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What a block keeps for its backward pass; equal by value, hashable, JSON both ways, combined by `|`.
+    """Which values a block saves for its backward pass; equal by value, hashable, with a JSON round trip.
 
-    The order of the patterns is no part of the value: they are kept sorted.
+    `|` combines policies. The order of patterns does not matter: they are stored sorted.
 
-    A name is what `jax.ad_checkpoint.checkpoint_name(x, name)` gave to a value. A pattern is an exact
-    name ("qkv_proj"), or a regular expression for the whole name behind "re:" ("re:(q|k|v)_proj"). Each
-    exact name must exist in the loss, of a regular expression one match is enough
-    (`UnmatchedNamesError`). Where an exact name and a regular expression claim one value, the name wins.
+    `jax.ad_checkpoint.checkpoint_name(x, name)` gives a value its name. A pattern is an exact name ("qkv_proj"), or
+    "re:" and a regular expression for the whole name ("re:(q|k|v)_proj"). Each exact name must exist in the loss; for
+    a regular expression one match is enough (`UnmatchedNamesError`). If an exact name and a regular expression match
+    the same value, the exact name wins.
 
     Args:
       save: patterns of values that stay on the device.
-      offload: patterns of values that wait in host memory.
+      offload: patterns of values that are moved to host memory.
       recompute: exceptions to regular expressions of `save` and `offload`.
       dots: "none"; "no_batch" saves the outputs of matrix products without batch dimensions;
         "all" saves those of all matrix products and convolutions.
-      rest: what becomes of every other value: "recompute" or "save".
+      rest: the fate of every other value: "recompute" or "save".
 
     Raises:
-      ConfigError: a name with two fates; `recompute` beside dots or rest="save", where JAX has kept
-        the value that the name refers to before it sees the name.
+      ConfigError: a name has two fates, or `recompute` is combined with dots or rest="save": JAX has saved the value
+        of a name before it sees the name.
 
     >>> policy = Policy(dots="no_batch") | Policy(offload=("re:(q|k|v)_proj",))
     >>> policy.fate("q_proj"), policy.fate("mlp"), Policy.from_json(policy.to_json()) == policy
@@ -75,7 +75,7 @@ class Policy:
             )
 
     def fate(self, name: str) -> Fate | None:
-        """What the patterns make of a name: "save", "offload", "recompute", or None where none matches.
+        """The fate of a name by the patterns: "save", "offload", "recompute", or None if no pattern matches.
 
         Raises:
           ConfigError: regular expressions of two fates match it.
@@ -84,16 +84,16 @@ class Policy:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """All patterns, of whatever fate."""
+        """The patterns of all fates."""
         return (*self.save, *self.offload, *self.recompute)
 
     @property
     def keeps_everything(self) -> bool:
-        """Whether every value stays on the device: then there is nothing to do, and nothing is done."""
+        """Whether every value stays on the device, so that the policy changes nothing."""
         return self.rest == "save" and not self.offload
 
     def __or__(self, other: "Policy") -> "Policy":
-        """Keeps what either keeps; offloads what either offloads. ConfigError where they disagree on a name."""
+        """The policy that saves and offloads what either does; ConfigError if they disagree on a name."""
         if not isinstance(other, Policy):
             return NotImplemented
         return Policy(
@@ -105,7 +105,7 @@ class Policy:
         )
 
     def to_json(self) -> str:
-        """One line of JSON, from which `from_json` makes an equal policy."""
+        """One line of JSON; `from_json` makes an equal policy from it."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
@@ -119,7 +119,7 @@ class Policy:
 
     @classmethod
     def from_fields(cls, fields: Any) -> "Policy":
-        """The policy with these fields, from a JSON object; ConfigError names a field it does not know."""
+        """The policy with the fields of a JSON object; ConfigError for an unknown field."""
         known = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(fields, dict) or set(fields) - set(known):
             raise ConfigError(
@@ -205,7 +205,7 @@ def _conflict(what: str, fates) -> ConfigError:
     )
 
 
-# MaxText's lists name alternatives (a model has either query_proj or qkv_proj), so each is one expression.
+# MaxText's lists hold alternatives (a model has either query_proj or qkv_proj), so each list is one expression.
 _QKV = "query_proj|key_proj|value_proj|qkv_proj"
 _MLP = "mlpwi|mlpwi_0|mlpwi_1|mlpwo"
 
@@ -235,11 +235,11 @@ PRESETS: dict[str, Policy] = {
 def preset(name: str) -> Policy:
     """The policy of a preset.
 
-    "none" keeps everything, "full" nothing but a block's inputs, "dots" and "dots_no_batch" follow the
-    dots rules; the others are MaxText's and need its names in the model, of which one match is enough.
+    "none" saves everything, "full" only a block's inputs; "dots" and "dots_no_batch" follow the dots rules. The others
+    are MaxText's; the model must use at least one of their names.
 
     Raises:
-      UnknownPolicyError: for another name.
+      UnknownPolicyError: there is no preset of that name.
 
     >>> preset("save_out_proj").fate("out_proj")
     'save'
@@ -255,12 +255,12 @@ def preset(name: str) -> Policy:
 
 
 def as_policy(remat: str | Policy) -> Policy:
-    """The policy of a remat setting: a preset's name, or a policy as it is."""
+    """The policy of a remat setting, which is a preset's name or a policy."""
     return remat if isinstance(remat, Policy) else preset(remat)
 
 
 def shortest(policy: Policy) -> str | Policy:
-    """A policy as a remat setting: the name of the first preset that it equals, else the policy.
+    """The shortest remat setting for a policy: the name of the first preset that equals it, else the policy.
 
     >>> shortest(Policy(dots="all")), shortest(Policy(save=("a",))).save
     ('dots', ('a',))

@@ -62,7 +62,7 @@ def test_prune_keeps_a_callback_whose_result_is_wanted():
 
 
 def test_dead_code_elimination_alone_keeps_effects():
-    """When this fails, JAX drops unused prints by itself and `_without_io_effects` can go."""
+    """When this fails, JAX drops unused prints by itself, and `_values_only` need not erase effects."""
     closed = jax.make_jaxpr(lambda x: (jax.debug.print("{x}", x=x), x)[1])(1.0)
     kept, _ = partial_eval.dce_jaxpr(closed.jaxpr, [False])
     assert "debug" in str(kept)
@@ -359,6 +359,22 @@ def test_a_scan_takes_none_for_what_it_stacks_from_jax_0_12_on():
 def test_a_scan_takes_zeros_for_what_it_stacks():
     want = jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(x))))(1.0)
     assert jnp.allclose(_stacked_is_not_used(_compat.with_cotangent), want)
+
+
+def test_only_a_private_attribute_tells_which_arguments_are_kept():
+    """When this fails, `kept_arguments` should use the public attribute."""
+    compiled = jax.jit(lambda x, y, z: y + z).lower(1.0, 2.0, 3.0).compile()
+    assert _compat.kept_arguments(compiled, 3) == [1, 2]
+    assert not any("kept" in name for name in dir(compiled) if not name.startswith("_"))
+
+
+def test_a_call_is_inlined_only_without_shardings():
+    """When an unspecified sharding has a public class, `call_to_inline` should compare with it."""
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    for fn, inlined in ((jax.jit(jnp.sin), True), (jax.jit(jnp.sin, out_shardings=device), False)):
+        (eqn,) = jax.make_jaxpr(lambda x, fn=fn: fn(x))(1.0).jaxpr.eqns
+        assert (_compat.call_to_inline(eqn) is not None) == inlined
+    assert not any("nspecified" in name for name in dir(jax.sharding))
 
 
 def test_tracebacks_of_one_thread_are_whole():

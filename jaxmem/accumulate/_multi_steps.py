@@ -1,13 +1,15 @@
-"""`multi_steps`: an optimizer that steps once for several calls, on their weighted mean gradient."""
+"""`multi_steps`: an optimizer that steps once for several calls, on their weighted mean gradient; and its helpers."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxmem.accumulate._multi_steps_run import MultiSteps
+from jaxmem.accumulate._multi_steps_window import MultiSteps
 from jaxmem.config import float_dtype_name
 from jaxmem.errors import ConfigError
 
@@ -25,43 +27,43 @@ def multi_steps(
     r"""An optimizer that steps once in `every` calls of `update`, on the weighted mean of their gradients.
 
     Where micro-step i gives the gradient :math:`g_i` of a mean over :math:`w_i` tokens, the inner optimizer gets
-    :math:`\sum_i w_i g_i / \sum_i w_i`, the gradient of the mean over all of them. That is exact for an objective
-    of one term; several terms have weights of their own, for which there is `value_and_grad`.
+    :math:`\sum_i w_i g_i / \sum_i w_i`, the gradient of the mean over all tokens. That is exact for an objective of
+    one term. Several terms have several weights; use `value_and_grad` for them.
 
-    `update(grads, state, params, *, weight=1, **extra)` returns updates of the parameters' dtypes: those of the
-    inner optimizer at the end of a window, and otherwise zeros that change no bit. The inner optimizer runs only
-    then, so its schedules, moments and clipping see optimizer steps and mean gradients, in the accumulator's dtype.
-    It gets the `extra` of the window's last call. Its state keeps the dtypes that its `init` gave it.
+    `update(grads, state, params, *, weight=1, **extra)` returns updates in the parameters' dtypes: those of the inner
+    optimizer at the end of a window, and otherwise zeros that change no bit. The inner optimizer runs only at the end
+    of a window, so its schedules, moments and clipping see optimizer steps and mean gradients, in the accumulator's
+    dtype. It gets the `extra` of the window's last call. Its state keeps the dtypes that its `init` gave it.
 
     The state is an `optax.MultiStepsState`: `mini_step` counts the calls of this window, `gradient_step` the
-    optimizer steps, `acc_grads` is the mean so far, and `skip_state` a record with `window_weight`, `left_out`,
-    `skipped_windows` and `updated`. It is a pytree of arrays; training that resumes from a copy of it in mid-window
-    goes on bit for bit. `acc_grads` keeps a window's mean until the next call replaces it: setting it to zero would
-    cost a copy. `inner_opt_state` may be kept in host memory ("pinned_host"); it is brought over at the end of a
-    window and put back. Jit the step with `out_shardings` then: JAX pairs donated buffers by shape alone.
+    optimizer steps, `acc_grads` is the running mean, and `skip_state` a record with `window_weight`, `left_out`,
+    `skipped_windows` and `updated`. It is a pytree of arrays; training resumed from a copy of it in mid-window
+    continues bit for bit. `acc_grads` keeps a window's mean until the next call replaces it: setting it to zero would
+    cost a copy. `inner_opt_state` may be kept in host memory ("pinned_host"); it is moved to the device at the end of a
+    window, and back. In that case jit the step with `out_shardings`: JAX pairs donated buffers by shape alone.
 
-    These leaves get zero updates, no accumulator and no moments: integers, booleans and PRNG keys, whatever
-    `trainable` does not pick, and those whose gradient the inner optimizer drops (`optax.set_to_zero`) or hands
-    through unchanged below an `optax.masked`. There this departs from `optax.masked`, by which a masked-out
-    parameter would have its raw gradient added to it: here `optimizer` is the whole optimizer, not a part of a
-    chain. An `optax.masked` behind another transformation is not taken for a frozen leaf; `trainable` says it clearly.
+    These leaves get zero updates, no accumulator and no moments: integers, booleans and PRNG keys; leaves that
+    `trainable` does not select; and leaves whose gradient the inner optimizer drops (`optax.set_to_zero`) or returns
+    unchanged below an `optax.masked`. In the last case optax alone would add the raw gradient to the parameter; here
+    `optimizer` is the whole optimizer, not a part of a chain, so the leaf is frozen. An `optax.masked` behind another
+    transformation does not mark frozen leaves; `trainable` does.
 
     Args:
-      optimizer: what takes the steps; it may need keywords (`value=`), which `update` hands on.
+      optimizer: takes the steps; if it needs keywords (`value=`), `update` passes them on.
       every: calls in a window, or a function of the optimizer steps so far (`gradient_step`) that returns it.
-      accumulator_dtype: floating-point dtype of `acc_grads`, or the parameter's own where that is wider, as float64 is;
-        one of 16 bits is taken at its word. Complex leaves take the complex one at least as wide.
-      nonfinite: what a NaN or an infinity in a gradient or weight does. "skip_window": its window ends without an
-        optimizer step. "skip_micro": that call is left out of the mean; a window of which nothing is left ends
-        without a step. "propagate": it reaches the inner optimizer. In all three that call still counts as one of
-        the window's, so that windows do not slip against the data. A call of weight 0 changes nothing, even if a
+      accumulator_dtype: floating-point dtype of `acc_grads`. A parameter of a wider dtype, such as float64, keeps its
+        own, unless 16 bits are asked for. Complex leaves use the complex dtype of at least that width.
+      nonfinite: what a NaN or an infinity in a gradient or weight does. "skip_window": the window ends without an
+        optimizer step. "skip_micro": the call is left out of the mean; if all calls of a window are left out, it ends
+        without a step. "propagate": the inner optimizer gets it. In all three cases the call still counts as one of
+        the window's, so that windows do not shift against the data. A call of weight 0 changes nothing, even if a
         mean over no tokens made its gradient NaN.
       trainable: what is trained, as in `Workload`: a regular expression searched in each leaf's path
         ("decoder/.*/kernel"), a function `(path, leaf) -> bool`, or a pytree prefix of bools; None for everything.
 
     Raises:
-      ConfigError: for arguments that it cannot honour, and for a `weight` that is no real scalar.
-      StateError: when `update` gets gradients that are not those of the parameters.
+      ConfigError: an argument has a value that cannot be honoured, or `weight` is no real scalar.
+      StateError: the gradients that `update` gets do not match the parameters.
 
     >>> import jax.numpy as jnp, optax
     >>> from jaxmem import accumulate
@@ -103,7 +105,7 @@ def multi_steps(
 
 
 def flush(optimizer: optax.GradientTransformation, state: optax.MultiStepsState, params: Any, **extra: Any):
-    """Ends a window early: the optimizer step of what has been accumulated, as at the end of an epoch.
+    """Ends a window early, as at the end of an epoch: one optimizer step on the mean so far.
 
     Args:
       optimizer: made by `multi_steps`.
@@ -111,10 +113,10 @@ def flush(optimizer: optax.GradientTransformation, state: optax.MultiStepsState,
       **extra: keywords for the inner optimizer.
 
     Returns:
-      (updates, state), with zero updates and the same state where the window is empty. May be traced.
+      (updates, state); zero updates and the same state if the window is empty. May be traced.
 
     Raises:
-      ConfigError: an optimizer that `multi_steps` did not make.
+      ConfigError: `multi_steps` did not make the optimizer.
 
     >>> import jax.numpy as jnp, optax
     >>> from jaxmem import accumulate
@@ -132,3 +134,96 @@ def flush(optimizer: optax.GradientTransformation, state: optax.MultiStepsState,
             do="Make multi_steps the outermost: multi_steps(optax.chain(...), every).",
         )
     return wrapper.flush(state, params, extra)
+
+
+def has_updated(state: Any) -> jax.Array:
+    """Whether the last `update` or `flush` took an optimizer step: a bool scalar, for EMAs and logs that count steps.
+
+    `optax.MultiSteps.has_updated` reads `mini_step`, and so counts a skipped window as a step.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from jaxmem import accumulate
+    >>> optimizer = accumulate.multi_steps(optax.sgd(1.0), 1)
+    >>> _, state = optimizer.update(jnp.asarray(jnp.nan), optimizer.init(jnp.zeros(())))
+    >>> bool(accumulate.has_updated(state)), int(state.skip_state.skipped_windows)
+    (False, 1)
+    """
+    return state.skip_state.updated
+
+
+def apply_updates(params: Any, updates: Any) -> Any:
+    """`optax.apply_updates` for parameters that may hold PRNG keys, which cannot be added to.
+
+    Args:
+      params: pytree of parameters.
+      updates: of `multi_steps`; a leaf of dtype float0, or None, leaves the parameter unchanged.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxmem import accumulate
+    >>> params = {"key": jax.random.key(0), "w": jnp.ones(())}
+    >>> optimizer = accumulate.multi_steps(optax.sgd(1.0), 1)
+    >>> updates, _ = optimizer.update({"key": None, "w": jnp.ones(())}, optimizer.init(params), params)
+    >>> float(accumulate.apply_updates(params, updates)["w"])
+    0.0
+    """
+
+    def apply(leaf, update):
+        if leaf is None or update is None or getattr(update, "dtype", None) == jax.dtypes.float0:
+            return leaf
+        return optax.apply_updates(leaf, update)
+
+    return jax.tree.map(apply, params, updates, is_leaf=lambda node: node is None)
+
+
+def steps_per_epoch(
+    num_examples: int,
+    batch_size: int,
+    every: int | Callable[[Any], Any],
+    *,
+    drop_last: bool = False,
+    first_step: int = 0,
+) -> int:
+    """Number of optimizer steps of `multi_steps(…, every)` in an epoch, a short last window included (see `flush`).
+
+    A schedule over the whole of training counts these steps, not calls of `update`.
+
+    Args:
+      num_examples: in the epoch.
+      batch_size: examples in one call of `update`.
+      every: as for `multi_steps`.
+      drop_last: whether a short last batch is dropped.
+      first_step: `gradient_step` at the start of the epoch, for an `every` that depends on it.
+
+    Raises:
+      ConfigError: a number is not whole, or too small.
+
+    >>> from jaxmem import accumulate
+    >>> accumulate.steps_per_epoch(1000, 32, 8)  # 32 batches, the last of 8 examples, in 4 windows
+    4
+    >>> accumulate.steps_per_epoch(1000, 32, 7)
+    5
+    """
+    examples = _whole("num_examples", num_examples, 0)
+    batch_size = _whole("batch_size", batch_size, 1)
+    batches = examples // batch_size if drop_last else -(-examples // batch_size)
+    if not callable(every):
+        return -(-batches // _whole("every", every, 1))
+    steps = 0
+    while batches > 0:
+        batches -= max(1, int(every(first_step + steps)))  # a window has at least one call
+        steps += 1
+    return steps
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < least:
+        raise ConfigError(
+            wanted=f"{name} to be a whole number of at least {least}",
+            got=repr(value),
+            do="Count examples, not batches, and calls of update, not steps.",
+        )
+    return number

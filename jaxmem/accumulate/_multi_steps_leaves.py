@@ -1,4 +1,4 @@
-"""Which leaves of the parameters `multi_steps` trains and accumulates for, and what it makes for the others."""
+"""The leaves of `multi_steps`: which are trained, which need an accumulator, and what the others get."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from jaxmem.workload import is_array_like, nothing_trained, path_string, select_
 
 
 def trained_leaves(params: Any, trainable: Any) -> list[bool]:
-    """For each leaf, whether the inner optimizer gets to see it: picked by `trainable`, and of a float dtype."""
+    """For each leaf, whether the inner optimizer sees it: `trainable` selects it, and its dtype is floating."""
     leaves = jax.tree.leaves(params)
-    # A tree without leaves is what optax.tree_map_params puts in the place of the parameters.
+    # optax.tree_map_params replaces the parameters by a tree without leaves.
     chosen = jax.tree.leaves(select_paths(params, trainable)) if leaves else []
     if leaves and not any(chosen):
         raise nothing_trained(params)
@@ -24,30 +24,30 @@ def trained_leaves(params: Any, trainable: Any) -> list[bool]:
 
 
 def is_float(leaf: Any) -> bool:
-    """Whether a leaf can have a gradient: an array or number, and no integer, key or float0."""
+    """Whether a leaf can have a gradient: an array or number of floating or complex dtype."""
     return is_array_like(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
 
 
 def only(leaves: list, chosen: list[bool]) -> list:
-    """The leaves with optax's mark of absence in the place of those that were not chosen."""
+    """The leaves, with `optax.MaskedNode` in place of those that are not chosen."""
     return [leaf if yes else optax.MaskedNode() for leaf, yes in zip(leaves, chosen, strict=True)]
 
 
 def is_absent(leaf: Any) -> bool:
-    """Whether it is optax's mark of absence, which to JAX is a pytree without leaves."""
+    """Whether a leaf is `optax.MaskedNode`, which JAX treats as a pytree without leaves."""
     return isinstance(leaf, optax.MaskedNode)
 
 
 def read_leaves(inner: optax.GradientTransformationExtraArgs, params: Any, state: Any, dtype: Any) -> Any:
-    """For each leaf of `params`, whether anything comes of its gradient: a pytree of bools.
+    """For each leaf of `params`, whether the inner optimizer uses its gradient: a pytree of bools.
 
-    Nothing does where `optax.set_to_zero` drops it, or where `optax.masked` hands it through as it is, which is
-    no update that anyone wants applied. Both are only looked for where there is an `optax.masked`, so that an
-    optimizer like `optax.identity`, which hands everything through, is taken at its word.
+    It does not where `optax.set_to_zero` drops the gradient, or where `optax.masked` returns it unchanged, which is
+    not meant as an update. Both are looked for only if the optimizer holds an `optax.masked`: the updates of an
+    optimizer such as `optax.identity`, which returns all gradients unchanged, are meant.
 
     Args:
       params, state: of the inner optimizer.
-      dtype: of accumulators.
+      dtype: of the accumulators.
     """
     everything = jax.tree.map(lambda _: True, params)
     if not has_masks(state):
@@ -55,7 +55,7 @@ def read_leaves(inner: optax.GradientTransformationExtraArgs, params: Any, state
     grads = jax.tree.map(lambda p: jax.ShapeDtypeStruct(jnp.shape(p), accumulator_dtype_of(p, dtype)), params)
     try:
         closed, (updates, _) = jax.make_jaxpr(inner.update, return_shape=True)(grads, state, params)
-    except TypeError:  # it needs keywords that only `update` gets; gradients that are not read cost their accumulators
+    except TypeError:  # the optimizer needs keywords that only `update` gets; every leaf then gets an accumulator
         return everything
     tree = jax.tree.structure(params)
     if jax.tree.structure(updates) != tree:
@@ -67,7 +67,7 @@ def read_leaves(inner: optax.GradientTransformationExtraArgs, params: Any, state
 
 
 def has_masks(state: Any) -> bool:
-    """Whether an `optax.masked` is part of an optimizer, by its state."""
+    """Whether an optimizer holds an `optax.masked`, told by its state."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, optax.MaskedState))
     return any(isinstance(node, optax.MaskedState) for node in nodes)
 
@@ -75,19 +75,19 @@ def has_masks(state: Any) -> bool:
 def zero_accumulator(leaf: Any, dtype: Any) -> jax.Array:
     """Zeros of the leaf's shape and, also under jit, of its sharding.
 
-    Zeros that depend on nothing are put on one device, or on all, by the compiler; what is computed from the leaf
-    lies where the leaf does. The two zeros differ in their sign, or a TPU's compiler would see that there is no choice.
+    The compiler puts constant zeros on one device, or on all; zeros computed from the leaf are sharded like the leaf.
+    The two zeros differ in sign, or a TPU's compiler would fold the choice into a constant.
     """
     dtype = accumulator_dtype_of(leaf, dtype)
     return jnp.where(jnp.isfinite(leaf), jnp.zeros((), dtype), jnp.full((), -0.0, dtype))
 
 
 def zero_update(leaf: Any, dtype: Any = None) -> Any:
-    """The update that leaves a parameter as it is, to the last bit: -0.0 for floats, since -0.0 + 0.0 is 0.0.
+    """The update that changes no bit of a parameter: -0.0 for floats, since -0.0 + 0.0 is 0.0.
 
-    A PRNG key can be added to nothing; its update is of dtype float0, as its gradient is, and None for what is no
-    array. A constant of its own also keeps the compiler from holding one buffer of zeros for this and for the
-    gradients' first values through the whole backward pass.
+    A PRNG key cannot be added to; its update is of dtype float0, like its gradient. The update of a leaf that is no
+    array is None. A constant other than 0.0 also keeps the compiler from sharing one buffer of zeros with the first
+    values of the gradients, and holding it through the whole backward pass.
     """
     if is_float(leaf):
         return jnp.full_like(leaf, -0.0, dtype=jnp.result_type(leaf) if dtype is None else dtype)
@@ -100,7 +100,7 @@ def zero_update(leaf: Any, dtype: Any = None) -> Any:
 
 
 def leaves_up_to(tree: Any, other: Any, paths: list, what: str) -> list:
-    """What stands in `other` at each leaf of `tree`, which may be None or a MaskedNode.
+    """The subtree of `other` at each leaf of `tree`; it may be None or a MaskedNode.
 
     Raises:
       StateError: `other` has another structure.
@@ -121,7 +121,7 @@ def leaf_paths(tree: Any) -> list[str]:
 
 
 def check_gradients(grads: list, accumulators: list, paths: list[str]) -> None:
-    """StateError unless there is a gradient of the accumulator's shape for each accumulator."""
+    """StateError unless each accumulator has a gradient of its shape."""
     for grad, acc, path in zip(grads, accumulators, paths, strict=True):
         if is_absent(acc):
             continue

@@ -11,7 +11,7 @@ _KINDS = (WeightedMean, Sum, Max, Last)
 
 
 def is_metric(x) -> bool:
-    """Whether it says how the values of micro-batches combine."""
+    """Whether a value is a `WeightedMean`, `Sum`, `Max` or `Last`, which say how micro-batches combine."""
     return isinstance(x, _KINDS)
 
 
@@ -19,7 +19,7 @@ def init_metrics(shapes):
     """Accumulators for metrics of these shapes: sums start at 0, maxima at the lowest value."""
 
     def init(metric):
-        if isinstance(metric, WeightedMean):  # a quotient, so integers may be added as floats, which do not overflow
+        if isinstance(metric, WeightedMean):  # integers are added as floats, which do not overflow
             dtype = jnp.promote_types(jnp.result_type(metric.total, metric.weight), jnp.float32)
             return jax.tree.map(lambda s: jnp.zeros(s.shape, dtype), metric)
         if isinstance(metric, Sum):
@@ -59,16 +59,17 @@ def mean(total, weight):
 
 
 def sum_dtype(dtype):
-    """The dtype that sums of `dtype` are taken in: at least float32 for floats, int32 for bools."""
+    """The dtype in which values of `dtype` are summed: at least float32 for floats, int32 for bools."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.promote_types(dtype, jnp.float32)
     return jnp.promote_types(dtype, jnp.int32)
 
 
 def accumulator_dtype_of(leaf, dtype):
-    """The dtype that a leaf's gradients are added up in: `dtype`, or the leaf's own where that is wider.
+    """The dtype in which a leaf's gradients are added up: `dtype`, or the leaf's own if it is wider.
 
-    Unless `dtype` has less than 32 bits: that is never a default, so it was asked for by name. Complex if the leaf is.
+    A `dtype` of less than 32 bits is used even for wider leaves: it is never a default, so the user asked for it.
+    Complex for a complex leaf.
     """
     own = jnp.result_type(leaf)
     if jnp.finfo(dtype).bits >= 32:
@@ -77,7 +78,7 @@ def accumulator_dtype_of(leaf, dtype):
 
 
 def state_reductions(reduction, state):
-    """One reduction name per leaf of the state; StateError on an unknown one."""
+    """One reduction name per leaf of the state; StateError for an unknown name."""
     try:
         names = jax.tree.broadcast(reduction, state)
     except ValueError as error:
@@ -87,7 +88,7 @@ def state_reductions(reduction, state):
             do="Give one name per collection, e.g. {'batch_stats': 'carry', 'amax': 'max'}.",
         ) from None
     check_reductions(names)
-    check_reductions(reduction)  # also where there is no state
+    check_reductions(reduction)  # also if there is no state
     leaves = zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(names), strict=True)
     for (path, leaf), name in leaves:
         where = path_string(path, root="state")
@@ -108,7 +109,7 @@ def _reducible(name: str, dtype) -> bool:
 
 
 def init_state(state, names):
-    """The accumulator of each state leaf, in the leaf's own dtype except for sums and means of floats."""
+    """The accumulator of each state leaf, in the leaf's dtype, or a wider one for sums and means."""
 
     def init(leaf, name):
         if name in ("mean", "sum"):
@@ -119,7 +120,7 @@ def init_state(state, names):
 
 
 def seen_state(state, accumulated, names):
-    """What the next micro-batch sees: the carried leaves as they are now, the others as at the start."""
+    """The state that the next micro-batch sees: the current value of carried leaves, the initial value of others."""
     return jax.tree.map(lambda leaf, acc, name: acc if name == "carry" else leaf, state, accumulated, names)
 
 
@@ -129,7 +130,7 @@ def add_state(state, accumulated, new, names, is_first):
     def add(start, acc, new, name):
         if name == "mean":
             return acc + new.astype(acc.dtype)
-        if name == "sum":  # every micro-batch counts on from the start
+        if name == "sum":  # add the increment over the initial value
             return acc + (new.astype(acc.dtype) - jnp.asarray(start, acc.dtype))
         if name == "max":
             return jnp.where(is_first, new, jnp.maximum(acc, new))
@@ -139,7 +140,7 @@ def add_state(state, accumulated, new, names, is_first):
 
 
 def finish_state(state, accumulated, names, num_micro_batches: int):
-    """The state after the whole batch, in the dtypes it came in."""
+    """The state after the whole batch, in its original dtypes."""
 
     def finish(leaf, acc, name):
         if name == "mean":

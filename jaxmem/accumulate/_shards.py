@@ -1,4 +1,4 @@
-"""Local accumulation: every shard of a batch adds up its own gradients, which are reduced once."""
+"""Local accumulation: every shard of a batch adds up its own gradients, and they are reduced once."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,14 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxmem.accumulate import _reduce
 from jaxmem.accumulate._split import Split
 from jaxmem.errors import BatchError, ConfigError
 from jaxmem.objective import Max, Sum, WeightedMean
-from jaxmem.workload import path_string
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,9 +19,9 @@ class Shards:
     """The mesh axes that a batch is sharded over, and the reductions between its shards.
 
     Args:
-      axes: their names; none where the batch is accumulated as a whole.
-      count: of shards.
-      mesh: None for the one that is set.
+      axes: names of the mesh axes; empty if the batch is accumulated as a whole.
+      count: number of shards.
+      mesh: None for the mesh that is set.
     """
 
     axes: tuple[str, ...] = ()
@@ -32,10 +30,10 @@ class Shards:
 
     @classmethod
     def of(cls, data_sharding: Any, batch_axes: Any) -> "Shards":
-        """The shards that a NamedSharding of the batch, or names of axes of the mesh that is set, speak of.
+        """The shards of a batch, from its NamedSharding or from names of axes of the mesh that is set.
 
         Raises:
-          ConfigError: no mesh, no such axis, axes that are manual already, or a sharding that leaves the example
+          ConfigError: there is no mesh or no such axis, an axis is manual already, or the sharding leaves the example
             axis whole.
         """
         if data_sharding is None:
@@ -44,7 +42,7 @@ class Shards:
         if isinstance(data_sharding, NamedSharding):
             mesh, axes = data_sharding.mesh, _example_axes(data_sharding, batch_axes)
             if dict(current.shape) == dict(mesh.shape):
-                mesh = None  # that of a target, where the step is compiled for one
+                mesh = None  # use the mesh that is set: a target's, if the step is compiled for one
         else:
             mesh, axes = None, axis_names(data_sharding)
         shape = dict((current if mesh is None else mesh).shape)
@@ -74,7 +72,7 @@ class Shards:
         return jax.lax.psum(tree, self.axes) if self.count > 1 else tree
 
     def reduce_metrics(self, accumulated: Any) -> Any:
-        """Accumulators of metrics, each over all shards by its kind; a `Last` is the same on all of them."""
+        """Accumulators of metrics, each reduced over the shards by its kind; a `Last` is equal on all shards."""
         if self.count == 1:
             return accumulated
 
@@ -86,14 +84,14 @@ class Shards:
         return jax.tree.map(reduce, accumulated, is_leaf=_reduce.is_metric)
 
     def reduce_state(self, start: Any, state: Any, names: Any) -> Any:
-        """The states that the shards came to, combined by the reduction of each leaf; a key stays what it was."""
+        """The states of the shards after the batch, combined by the reduction of each leaf; keys are not changed."""
         if self.count == 1:
             return state
 
         def reduce(start, leaf, name):
             if is_key(leaf):
                 return start
-            if name in ("carry", "last"):  # the same on every shard
+            if name in ("carry", "last"):  # equal on all shards
                 return leaf
             if name == "max":
                 return self._max(leaf)
@@ -111,9 +109,9 @@ class Shards:
     # -- running on every shard --------------------------------------------------------------------
 
     def map(self, fn: Callable, batch: Any, split: Split, *rest: Any) -> Any:
-        """`fn(batch, index, *rest)` on every shard: its own rows, its index, and the rest whole.
+        """`fn(batch, index, *rest)` on every shard, with the shard's rows, its index, and the rest whole.
 
-        Axes other than those of the batch are left to the compiler. What `fn` returns must be the same on all shards.
+        Other axes of the mesh are left to the compiler. `fn` must return the same values on all shards.
 
         Args:
           split: of the whole batch.
@@ -130,8 +128,8 @@ class Shards:
         def on_shard(leaves, index, rest):
             return fn(tree.unflatten(leaves), index[0], *rest)
 
-        # Values are not typed by the axes they vary over: a loss that starts a scan from zeros would not trace then.
-        # Gradients are local because they are taken within.
+        # check_vma=False, since a loss that starts a scan from zeros would not trace with values typed by the axes they
+        # vary over. Gradients are local because they are computed inside.
         mapped = jax.shard_map(
             on_shard,
             mesh=self.mesh,
@@ -140,7 +138,7 @@ class Shards:
             axis_names=set(self.axes),
             check_vma=False,
         )
-        return jax.jit(mapped)(leaves, index, rest)  # called by itself, it could leave no axis to the compiler
+        return jax.jit(mapped)(leaves, index, rest)  # without jit, shard_map leaves no axis to the compiler
 
     @property
     def _entry(self) -> Any:
@@ -156,7 +154,7 @@ class Shards:
         return any(types[name] == AxisType.Explicit for name in self.axes)
 
     def _reshard(self, leaf: Any, axis: int | None) -> Any:
-        """A leaf whose type says that its rows are sharded; those of a whole leaf are taken apart without moving."""
+        """The leaf with a type that says its rows are sharded; splitting the rows of a whole leaf moves nothing."""
         if leaf is None or axis is None:
             return leaf
         spec = list(getattr(jax.typeof(leaf).sharding, "spec", ()))
@@ -171,38 +169,32 @@ class Shards:
         return jax.sharding.reshard(leaf, NamedSharding(self._mesh, PartitionSpec(*spec)))
 
 
-def check_rows(shards: Shards, split: Split, num_micro_batches: int) -> None:
-    """BatchError unless every shard gets equally many rows, and as many as micro-batches want."""
-    each = shards.count * (1 if any(fill is not None for fill in split.fills) else num_micro_batches)
-    if split.size % each:
-        raise BatchError(
-            wanted=f"a batch that shards x micro-batches ({shards.count} x {num_micro_batches}) divide",
-            got=f"B={split.size} rows",
-            do=f"Use a batch size that is a multiple of {each}, or fewer micro-batches.",
-        )
-
-
-def check_params(shards: Shards, params: Any) -> None:
-    """ConfigError for a parameter that is known to be sharded over the axes of the batch."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        own = jax.typeof(leaf) if isinstance(leaf, Tracer) else leaf
-        spec = getattr(getattr(own, "sharding", None), "spec", ())
-        taken = [name for entry in spec for name in axis_names(entry or ()) if name in shards.axes]
-        if taken:
-            raise ConfigError(
-                wanted="parameters that every shard of the batch holds whole, to accumulate their gradients locally",
-                got=f"{path_string(path, root='params')} sharded over {', '.join(map(repr, taken))}",
-                do="Reduce every micro-batch: leave data_sharding out, or set gradient_reduction='each'.",
-            )
-
-
 def is_key(leaf: Any) -> bool:
-    """Whether it is a typed PRNG key, or an array of them."""
+    """Whether a leaf is a typed PRNG key, or an array of keys."""
     return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
 
 
+def shard_state(state: Any, index: Any) -> Any:
+    """The state as one shard sees it: keys with its index folded in, so that shards draw different numbers."""
+    if index is None:
+        return state
+    return jax.tree.map(lambda leaf: _fold(leaf, index) if is_key(leaf) else leaf, state)
+
+
+def shard_key(rng: Any, index: Any) -> Any:
+    """The step's key with the shard's index folded in."""
+    return rng if rng is None or index is None else jax.random.fold_in(rng, index)
+
+
+def _fold(keys, index):
+    fold = jax.random.fold_in
+    for _ in range(keys.ndim):
+        fold = jax.vmap(fold, (0, None))
+    return fold(keys, index)
+
+
 def axis_names(value: Any) -> tuple[str, ...]:
-    """Names of mesh axes, one or several; ConfigError for anything else."""
+    """One or several names of mesh axes as a tuple; ConfigError for anything else."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
         raise ConfigError(
@@ -216,7 +208,7 @@ def axis_names(value: Any) -> tuple[str, ...]:
 def _example_axes(sharding: NamedSharding, batch_axes: Any) -> tuple[str, ...]:
     """Names of the mesh axes that the rows are sharded over."""
     sharded = [axis for axis, entry in enumerate(sharding.spec) if entry is not None]
-    counted = isinstance(batch_axes, int) and batch_axes >= 0  # from the end only where the rank is known
+    counted = isinstance(batch_axes, int) and batch_axes >= 0  # a negative axis needs the rank, which is not known here
     axis = batch_axes if counted else sharded[0] if len(sharded) == 1 else None
     if axis not in sharded:
         raise ConfigError(

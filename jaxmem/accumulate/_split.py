@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxmem.config import step_count
 from jaxmem.errors import BatchError, ConfigError
 from jaxmem.workload import is_array_like, path_string
 
@@ -17,38 +18,27 @@ from jaxmem.workload import is_array_like, path_string
 def micro_batch(batch, index, num_micro_batches: int, *, batch_axes: Any = 0, pad: Any = None):
     """Micro-batch `index` of a batch: rows `index`, `index + K`, `index + 2K`, … of every batched leaf.
 
-    Rows are taken with a stride because that moves nothing when the batch axis is sharded: each device
-    cuts its own rows, where contiguous micro-batches would have to be sent between devices.
+    Rows are taken with a stride, which moves nothing when the batch axis is sharded: each device slices its own
+    rows, while contiguous micro-batches would have to be sent between devices.
 
     Args:
       batch: pytree of arrays; batched leaves agree on the size B of their example axis.
-      index: which micro-batch, 0 ≤ index < K; may be traced, and is then not checked: JAX takes the nearest.
+      index: which micro-batch, 0 ≤ index < K. A traced index is not checked: JAX clamps it.
       num_micro_batches: K.
       batch_axes: pytree prefix with each leaf's example axis; None passes the leaf whole.
       pad: pytree prefix with each leaf's fill value; B is then padded to a multiple of K.
 
     Raises:
-      BatchError: if K does not divide B and there is no `pad`, or leaves disagree about B.
-      ConfigError: if K is not a whole number of at least 1, or `index` none of 0 … K - 1.
+      BatchError: K does not divide B and there is no `pad`, or leaves disagree about B.
+      ConfigError: K is not a whole number of at least 1, or `index` is not one of 0 … K - 1.
 
     >>> import jax.numpy as jnp
     >>> micro_batch({"x": jnp.arange(6)}, 1, 3)["x"].tolist()
     [1, 4]
     """
-    count = micro_batch_count(num_micro_batches)
+    count = step_count(num_micro_batches, "num_micro_batches")
     _check_index(index, count)
     return Split.of(batch, count, batch_axes=batch_axes, pad=pad).take(batch, index)
-
-
-def micro_batch_count(value) -> int:
-    """K as an int; ConfigError if it is not a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ConfigError(
-            wanted="num_micro_batches to be a whole number of at least 1",
-            got=repr(value),
-            do="Use 1 for no accumulation.",
-        )
-    return int(value)
 
 
 def _check_index(index, count: int) -> None:
@@ -65,7 +55,7 @@ def _check_index(index, count: int) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Split:
-    """How the leaves of one batch structure are cut; made and checked once, used for every index.
+    """How a batch is cut into micro-batches; made and checked once, used for every index.
 
     Args:
       num_micro_batches: K.
@@ -138,7 +128,7 @@ class Split:
         def rows(leaf, axis, _):
             if axis is None:
                 return leaf
-            # (…, B, …) → (…, B/K, K, …): a view; the K axis is unsharded, so indexing it is local.
+            # (…, B, …) → (…, B/K, K, …) is a view; the K axis is not sharded, so indexing it is local.
             split = _gathered(leaf, axis, k).reshape(
                 *leaf.shape[:axis], leaf.shape[axis] // k, k, *leaf.shape[axis + 1 :]
             )
@@ -152,7 +142,7 @@ class Split:
 
 
 def _gathered(leaf, axis: int, k: int):
-    """A leaf whose shards K cuts evenly; else its rows are gathered, which JAX does itself of automatic axes only."""
+    """The leaf, with its rows gathered if K does not divide its shards evenly: JAX does it for automatic axes only."""
     sharding = jax.typeof(leaf).sharding
     entry = sharding.spec[axis] if sharding.mesh.are_all_axes_explicit else None
     shards = math.prod(sharding.mesh.shape[name] for name in ((entry,) if isinstance(entry, str) else entry or ()))

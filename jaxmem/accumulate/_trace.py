@@ -1,4 +1,4 @@
-"""A loss traced once for one micro-batch, with its outputs sorted into what each of them means."""
+"""A loss traced once for one micro-batch, with its outputs sorted into terms, metrics and state."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -43,10 +43,10 @@ class MicroLoss:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TracedLoss:
-    """The jaxpr of a loss on one micro-batch, and the trees that give its flat values their names.
+    """The jaxpr of a loss on one micro-batch, and the tree structures of its inputs and outputs.
 
-    The loss's Python code runs once; the weights pre-pass is cut from the same jaxpr that is
-    differentiated, so the two cannot disagree.
+    The loss's Python code runs once. The weights pre-pass is pruned from the same jaxpr that is differentiated, so the
+    two cannot disagree.
     """
 
     jaxpr: jex.ClosedJaxpr
@@ -71,9 +71,10 @@ class TracedLoss:
         return jax.tree.unflatten(self.out_tree, _evaluate(self.jaxpr, leaves))
 
     def cut(self, select) -> "tuple[Any, Any]":
-        """Only the outputs that `select(MicroLoss)` picks: a function of the same arguments, and what they need.
+        """The loss pruned to the outputs that `select(MicroLoss)` picks.
 
-        Returns `(fn, used)`, where `used` is the tree `(params, batch, rng, state)` of bools.
+        Returns `(fn, used)`: a function of the same arguments, and for each of them whether it is used, as a tree
+        `(params, batch, rng, state)` of bools.
         """
         picked, tree = self._picked(select)
         pruned, used = self.pruned(select)
@@ -87,7 +88,7 @@ class TracedLoss:
         return fn, jax.tree.unflatten(self.in_tree, used)
 
     def pruned(self, select) -> "tuple[jex.ClosedJaxpr, list[bool]]":
-        """The program of those outputs, in the order of the loss's own, and which of the flat arguments it takes."""
+        """The jaxpr of the outputs that `select` picks, in their original order, and which flat arguments it takes."""
         picked, _ = self._picked(select)
         return prune(self.jaxpr, [i in picked for i in range(len(self.jaxpr.out_avals))])
 
@@ -97,9 +98,9 @@ class TracedLoss:
 
 
 def counted_leaves(loss_fn, params, batch, *, rng=None, state=None) -> Any:
-    """Which leaves of the batch the weights of the objective and of the metrics are computed from: a tree of bools.
+    """Which leaves of the batch are used to compute weights of the objective and of metrics: a tree of bools.
 
-    These hold masks and counts, which a narrow dtype would round: bfloat16 knows no 257.
+    These leaves hold masks and counts, which a narrow dtype would round: bfloat16 cannot represent 257.
     """
 
     def weights(micro):
@@ -111,11 +112,11 @@ def counted_leaves(loss_fn, params, batch, *, rng=None, state=None) -> Any:
 
 
 def _evaluate(jaxpr, leaves):
-    return [jnp.asarray(out) for out in jex.jaxpr_as_fun(jaxpr)(*leaves)]  # constants come as Python numbers
+    return [jnp.asarray(out) for out in jex.jaxpr_as_fun(jaxpr)(*leaves)]  # constants are Python numbers
 
 
 def classify(output, state, out: dict) -> MicroLoss:
-    """Checks what a loss returned and sorts it; the structure is left in `out["tree"]`."""
+    """Checks the output of a loss and sorts it; stores the tree structure in `out["tree"]`."""
     if not isinstance(output, LossOutput):
         output = LossOutput(output)
     objective = output.objective
@@ -130,7 +131,7 @@ def classify(output, state, out: dict) -> MicroLoss:
 
 
 def check_differentiable(params) -> None:
-    """IntegerParameterError if a leaf of `params` cannot have a gradient."""
+    """IntegerParameterError if the dtype of a leaf of `params` has no gradient."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.inexact):

@@ -10,22 +10,21 @@ import jax.numpy as jnp
 
 from jaxmem._scopes import ACCUMULATE_SCOPE, OPTIMIZER_SCOPE
 from jaxmem.accumulate import _reduce
-from jaxmem.accumulate._in_place import Added
-from jaxmem.accumulate._independent import check_rows_apart
-from jaxmem.accumulate._local import check_local, shard_key, shard_state
-from jaxmem.accumulate._loop import add_up
-from jaxmem.accumulate._shards import Shards, axis_names, check_params, check_rows
-from jaxmem.accumulate._split import Split, micro_batch_count
+from jaxmem.accumulate._gradient_sum import Added
+from jaxmem.accumulate._micro_batch_scans import add_up, total_weights, weight_dtype
+from jaxmem.accumulate._shard_checks import check_local, check_params, check_rows
+from jaxmem.accumulate._shards import Shards, axis_names, shard_key, shard_state
+from jaxmem.accumulate._split import Split
 from jaxmem.accumulate._trace import TracedLoss, check_differentiable, check_weights
-from jaxmem.accumulate._weights import total_weights, weight_dtype
-from jaxmem.config import float_dtype_name
+from jaxmem.accumulate.separability import check_separable
+from jaxmem.config import float_dtype_name, step_count
 from jaxmem.errors import ConfigError, ObjectiveError
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gradients:
-    """What one optimizer step needs to know of a batch.
+    """Everything that one optimizer step needs from a batch.
 
     Args:
       value: the objective of the whole batch, float32 scalar (float64 if the loss is).
@@ -33,8 +32,8 @@ class Gradients:
       metrics: name → value over the whole batch, each reduced by its kind.
       state: model state after the batch.
       weights: total weight of every `WeightedMean` term, in the order of the terms.
-      finite: whether `value` and all of `grads` are finite; costs nothing where it is not used under jit.
-      added: which gradients were added to their accumulators in place; None of one micro-batch, which has none.
+      finite: whether `value` and all of `grads` are finite; costs nothing under jit if it is not used.
+      added: which gradients were added to their accumulators in place; None for K = 1, which has no accumulators.
     """
 
     value: jax.Array
@@ -56,41 +55,44 @@ def value_and_grad(
     data_sharding: Any = None,
     pad: Any = None,
     in_place: bool | None = None,
+    separable: bool = False,
 ) -> Callable[..., Gradients]:
-    r"""The value and gradient of a loss over a batch, taken micro-batch by micro-batch.
+    r"""The value and gradient of a loss over a batch, computed micro-batch by micro-batch.
 
     For an objective of terms :math:`\sum_t f_t \frac{\sum_i T_{ti}}{\sum_i W_{ti}}` over micro-batches i,
     the weights :math:`W_t` are summed first, then gradients of :math:`\sum_t f_t T_{ti} / W_t` are added up
     in one `lax.scan`. So gradients equal the full batch's however unevenly valid tokens are spread.
 
     Args:
-      loss_fn: `loss_fn(params, batch, *, rng, state)`, given only the keywords that it declares; returns
+      loss_fn: `loss_fn(params, batch, *, rng, state)`; it gets only the keywords that it declares. It returns
         a scalar (mean over examples), a `WeightedMean`, a `Sum`, a sum of these, or a `LossOutput`.
       num_micro_batches: K. Micro-batch i holds rows i, i + K, … (see `micro_batch`); its key is
-        `fold_in(rng, i)`. K = 1 is the plain step: the loss gets the batch and `rng` as they are.
-      accumulator_dtype: dtype in which gradients are summed, or the parameter's own where that is wider, as float64 is;
-        one of 16 bits is taken at its word. The sum is cast to the parameter's dtype once.
+        `fold_in(rng, i)`. K = 1 is the plain step: the loss gets the batch and `rng` unchanged.
+      accumulator_dtype: dtype in which gradients are summed. A parameter of a wider dtype, such as float64, is summed
+        in its own, unless 16 bits are asked for. The sum is cast to the parameter's dtype once.
       batch_axes: pytree prefix of the batch with each leaf's example axis; None passes a leaf whole.
-      state_reduction: pytree prefix of `state`: "carry" (micro-batch i + 1 sees what i returned), or, each
-        micro-batch seeing the initial state, "mean", "sum" (increments add up), "max" or "last".
-      data_sharding: a NamedSharding of the batch, or names of axes of the mesh that `jax.set_mesh` set: every shard of
-        the batch then accumulates its own gradients, in K micro-batches of its own rows, and these are reduced once,
+      state_reduction: pytree prefix of `state`. "carry": micro-batch i + 1 sees the state that i returned. Otherwise
+        every micro-batch sees the initial state: "mean", "sum" (increments add up), "max" or "last".
+      data_sharding: a NamedSharding of the batch, or names of axes of the mesh that `jax.set_mesh` set. Every shard of
+        the batch then accumulates its own gradients, in K micro-batches of its own rows, and they are reduced once,
         after the loop. Weights and metrics count all shards; a shard's key is `fold_in(rng, shard)`. This equals the
-        plain step for a loss whose rows know nothing of one another and that draws no random numbers. Refused:
-        parameters sharded over these axes, collectives in the loss, state that is carried and depends on the rows,
-        and what is seen to mix rows (normalisation over the batch, in-batch negatives), unless a state reduction
+        plain step for a loss that is separable by rows (see `separable_by_rows`) and draws no random numbers. Refused
+        are parameters sharded over these axes, collectives in the loss, carried state that depends on the rows, and
+        losses that are seen to mix rows (normalisation over the batch, in-batch negatives), unless a state reduction
         other than "carry" and "last" says how shards combine their statistics. Without data_sharding a sharded
         batch is not moved either, and JAX reduces the gradients of every micro-batch.
       pad: pytree prefix of the batch with fill values, for a B that K does not divide. The objective must
-        be weighted, and the fill such that padded rows have weight 0, e.g. labels of -100. `Sum` and `Max`
+        be weighted, and padded rows must have weight 0, e.g. by labels of -100. `Sum` and `Max`
         metrics see the padded rows too.
-      in_place: None lets the backward pass add gradients to the accumulators itself wherever it can, so that a
-        micro-batch's gradients need no bytes of their own: where the accumulator has the parameter's dtype. True
-        refuses to do without, False always adds whole gradients. Which it was is in `Gradients.added`.
+      in_place: whether the backward pass adds gradients to the accumulators itself, so that a micro-batch's gradients
+        need no bytes of their own. None: wherever it can, which needs an accumulator of the parameter's dtype. True:
+        everywhere, or ConfigError. False: nowhere. `Gradients.added` says where it was done.
+      separable: whether `separable_by_rows` has said "yes" about this loss, for a micro-batch dealt out to the shards;
+        then local accumulation does not check it again, which saves two traces of the loss and of its gradients.
 
     Returns:
-      `fn(params, batch, *, rng=None, state=None, loss_scale=None) -> Gradients`. With `loss_scale` the
-      objective is multiplied by it before, and gradients divided by it after, differentiation.
+      `fn(params, batch, *, rng=None, state=None, loss_scale=None) -> Gradients`. The objective is multiplied by
+      `loss_scale` before differentiation, and gradients are divided by it afterwards.
 
     Raises:
       BatchError, ConfigError, IntegerParameterError, ObjectiveError, DifferentiableWeight, MetricError, StateError:
@@ -104,7 +106,7 @@ def value_and_grad(
     >>> accumulate.value_and_grad(loss, 2)(jnp.float32(1.0), batch).grads  # 2 (0 + 4 + 9) / 3
     Array(8.666667, dtype=float32)
     """
-    num_micro_batches = micro_batch_count(num_micro_batches)
+    num_micro_batches = step_count(num_micro_batches, "num_micro_batches")
     if in_place is not None and not isinstance(in_place, bool):
         raise ConfigError(wanted="in_place to be None, True or False", got=repr(in_place), do="Leave it out.")
     if data_sharding is not None and not isinstance(data_sharding, jax.sharding.NamedSharding):
@@ -127,8 +129,8 @@ def value_and_grad(
             of_shard, batch, whole, params, rng, state, loss_scale
         )
         if loss_scale is not None:
-            # In a wide dtype: a scale of 2**16 is infinite in float16, and a gradient divided by it 0.
-            with jax.named_scope(OPTIMIZER_SCOPE):  # by which reports know these as gradients
+            # In a wide dtype: in float16 a scale of 2**16 is infinite, and the quotient 0.
+            with jax.named_scope(OPTIMIZER_SCOPE):  # so that reports recognise gradients
                 grads = jax.tree.map(lambda g: _divide(g.astype(_reduce.sum_dtype(g.dtype)), loss_scale), grads)
         grads = jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), grads, params)
         return Gradients(
@@ -153,8 +155,8 @@ def value_and_grad(
             _check_paddable(traced, split)
         if shards.count > 1:
             check_local(traced, state, names, shards)
-            if not {"mean", "sum", "max"} & set(jax.tree.leaves(names)):
-                check_rows_apart(loss_fn, (params, take(0), key_of(0), state), split.axes, shards.count)
+            if not separable and not {"mean", "sum", "max"} & set(jax.tree.leaves(names)):
+                check_separable(loss_fn, (params, take(0), key_of(0), state), split.axes, shards.count)
         given, state = state, shard_state(state, index)
 
         parts = num_micro_batches * shards.count
@@ -203,18 +205,18 @@ def value_and_grad(
             added,
         )
 
-    # Not functools.wraps: the signature must stay fn's own, which jax.jit reads for donate_argnames.
+    # Not functools.wraps: jax.jit reads the signature for donate_argnames, so it must stay fn's own.
     fn.__name__ = fn.__qualname__ = getattr(loss_fn, "__name__", "loss")
     return fn
 
 
 def _combine(terms, totals, parts: int):
-    """The share of the objective that one of `parts` micro-batches has, in at least float32."""
+    """The contribution of one of `parts` micro-batches to the objective, in at least float32."""
     value = 0.0
     for i, term in enumerate(terms):
         total = term.total.astype(_reduce.sum_dtype(term.total.dtype))
         if term.rule == "weighted":
-            # A custom rule may return total and weight together; it must not see a gradient of the weight.
+            # A custom rule may return total and weight together; no gradient may reach it through the weight.
             total = _reduce.mean(total, jax.lax.stop_gradient(term.weight) if totals is None else totals[i])
         elif term.rule == "mean" and parts > 1:
             total = total / parts

@@ -21,7 +21,7 @@ devices = jax.devices()
 stats = devices[0].memory_stats() or {}
 memory, of = stats.get("bytes_limit"), "a device"
 if memory is None:
-    from jaxmem.targets._memory import host_memory_bytes
+    from jaxmem.targets._device_memory import host_memory_bytes
     memory, of = host_memory_bytes(), "of this machine"
 kinds = collections.Counter(device.device_kind for device in devices)
 found = {"backend": jax.default_backend(), "devices": kinds, "memory_bytes": memory, "memory_of": of}

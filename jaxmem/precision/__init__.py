@@ -4,9 +4,9 @@ from jaxmem.loss_scale import DynamicLossScale as DynamicLossScale
 from jaxmem.precision._cast import cast_floating as cast_floating
 from jaxmem.precision._cast import compute_in as compute_in
 from jaxmem.precision._cast import uses_dtype as uses_dtype
-from jaxmem.precision._loss_scale import LossScaleState as LossScaleState
-from jaxmem.precision._loss_scale import next_loss_scale as next_loss_scale
-from jaxmem.precision._loss_scale import start_loss_scale as start_loss_scale
+from jaxmem.precision._loss_scale_state import LossScaleState as LossScaleState
+from jaxmem.precision._loss_scale_state import next_loss_scale as next_loss_scale
+from jaxmem.precision._loss_scale_state import start_loss_scale as start_loss_scale
 from jaxmem.precision._optimizer_state import store_state_in as store_state_in
 
 __all__ = [

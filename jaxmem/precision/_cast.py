@@ -1,4 +1,4 @@
-"""Casting at the boundary of a loss."""
+"""Casting the arguments of a loss to the compute dtype."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 def cast_floating(tree: Any, dtype: Any) -> Any:
-    """The pytree with its real floating leaves in `dtype`; integers, keys and complex numbers stay.
+    """The pytree with its real floating leaves in `dtype`; integers, keys and complex leaves keep their dtype.
 
     >>> import jax.numpy as jnp
     >>> cast_floating({"x": jnp.ones(2), "n": jnp.arange(2)}, jnp.bfloat16)["x"].dtype
@@ -29,10 +29,10 @@ def compute_in(loss_fn: Callable, dtype: Any, *, keep: Callable | None = None) -
     Args:
       loss_fn: `loss_fn(params, batch, **keywords)`.
       dtype: a floating dtype.
-      keep: `keep(loss_fn, params, batch, **keywords)`, a tree of bools over the batch: leaves that stay as they
-        are, such as masks that are counted.
+      keep: `keep(loss_fn, params, batch, **keywords)` returns a tree of bools over the batch, True for leaves that
+        keep their dtype, such as masks that are counted.
 
-    The cast is inside the differentiated function, so gradients come back in the dtype of the master
+    The cast is inside the differentiated function, so gradients have the dtype of the master
     parameters. Model state keeps its dtype: running statistics need the wide one.
     """
 

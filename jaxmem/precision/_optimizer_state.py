@@ -1,4 +1,4 @@
-"""Optimizer state in a dtype of its own: every moment, not only those that an optimizer has an option for."""
+"""A dtype for optimizer state: for every moment, not only those that an optimizer has an option for."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,25 +9,25 @@ import optax
 
 from jaxmem.errors import PrecisionWithoutEffect
 
-# Of `optax.MultiSteps`: a sum of gradients, not a moment. In bfloat16 it would stop growing.
+# Field of `optax.MultiSteps`: a sum of gradients, not a moment. In bfloat16 it would stop growing.
 _SUMS = jax.tree_util.GetAttrKey("acc_grads")
 
 
 def store_state_in(optimizer: optax.GradientTransformation, dtype: Any) -> optax.GradientTransformationExtraArgs:
-    """The optimizer with its state kept in `dtype` between steps and computed with in at least float32.
+    """The optimizer with its state stored in `dtype` between steps; it computes in at least float32.
 
-    This covers what is shaped like the parameter that it is for: mu and nu, traces, moving averages. Factored and
-    quantised state, counts, hyperparameters and the sums of `optax.MultiSteps` stay as the optimizer makes them.
-    Gradients and parameters are cast on entry as well, so that bfloat16 parameters with float32 moments lose nothing
-    on the way; updates come out in the wide dtype, and `optax.apply_updates` rounds once.
+    This covers state with the shape of its parameter: mu and nu, traces, moving averages. Factored and quantised
+    state, counts, hyperparameters and the sums of `optax.MultiSteps` keep the dtypes that the optimizer gives them.
+    Gradients and parameters are widened on entry as well, so bfloat16 parameters with float32 moments lose nothing;
+    updates are returned in the wide dtype, and `optax.apply_updates` rounds once.
 
     Args:
-      optimizer: any `optax.GradientTransformation`; `update` must get the parameters where `optimizer`'s must.
+      optimizer: any `optax.GradientTransformation`. If its `update` needs the parameters, so does the result's.
       dtype: of the stored state. In bfloat16 a nu with b2 = 0.999 cannot shrink: a thousandth less rounds back to
         the same number. Choose b2 of at most 0.99, or keep nu in float32 (`optax.adamw(mu_dtype="bfloat16")`).
 
     Raises:
-      PrecisionWithoutEffect: by `init`, for state in which nothing is shaped like a parameter.
+      PrecisionWithoutEffect: in `init`, if no leaf of the state has the shape of a parameter.
 
     >>> import jax.numpy as jnp, optax
     >>> params = {"w": jnp.ones(4, jnp.bfloat16)}
@@ -46,7 +46,7 @@ def store_state_in(optimizer: optax.GradientTransformation, dtype: Any) -> optax
         state, count = _map_moments(inner.init(params), params, lambda leaf: leaf.astype(dtype))
         if not count:
             raise PrecisionWithoutEffect(
-                wanted=f"optimizer state that can be kept in {dtype}: arrays shaped like the parameters they are for",
+                wanted=f"optimizer state that can be stored in {dtype}: arrays with the shape of their parameter",
                 got="an optimizer without any, such as plain SGD or one with factored or quantised state only",
                 do="Leave precision.optimizer out.",
             )
@@ -66,14 +66,17 @@ def _cast_floats(tree: Any, cast: Callable) -> Any:
 
 
 def _map_moments(state: Any, params: Any, cast: Callable) -> tuple[Any, int]:
-    """`cast` on every floating leaf whose path ends like that of a parameter of its shape, and how many there are."""
+    """The state with `cast` applied to its moments, and their number.
+
+    A moment is a floating leaf with the shape of a parameter, and a path that ends in that parameter's path.
+    """
     shapes = {path: jnp.shape(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
     count = 0
 
     def is_moment(path, leaf) -> bool:
         if not jnp.issubdtype(leaf.dtype, jnp.floating) or _SUMS in path:
             return False
-        # Where the parameters are one array, its path is empty and ends every other: a scalar may be anything there.
+        # If the parameters are one array, its path is empty and ends every path; then a scalar leaf may be anything.
         ends = (path[start:] for start in range(len(path) + 1))
         return any(shapes.get(end) == leaf.shape and (end or leaf.shape) for end in ends)
 

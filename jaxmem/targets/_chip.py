@@ -1,4 +1,4 @@
-"""The record of one chip: what it holds, how fast it is, what it cannot do, and who says so."""
+"""The record of one chip: its memory, its rates, its missing features, and their sources."""
 
 import dataclasses
 import os
@@ -9,15 +9,15 @@ PCIE_3 = 15_750_000_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuFacts:
-    """What libtpu wants to be told about a TPU, and what it offers of it.
+    """What libtpu needs to know about a TPU.
 
     Args:
-      generation: libtpu's name of it.
-      rank: dimensions of its torus.
-      max_chips: of the largest slice.
-      topologies: those that are sold, smallest first; libtpu takes any other of the same rank.
-      config: name of the chip configuration that JAX runs in, None for libtpu's default.
-      clock_ghz: of the matrix units, in which the compiler counts its cycles; None where nobody states it.
+      generation: the TPU's name in libtpu.
+      rank: number of dimensions of its torus.
+      max_chips: number of chips in the largest slice.
+      topologies: topologies on offer, smallest first; libtpu accepts any other of the same rank.
+      config: name of the chip configuration that JAX runs in; None for libtpu's default.
+      clock_ghz: clock of the matrix units, the unit of the compiler's cycles; None if it is not published.
     """
 
     generation: str
@@ -30,18 +30,18 @@ class TpuFacts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuFacts:
-    """What XLA:GPU asks a driver for where there is one.
+    """What XLA:GPU would ask the driver about a GPU.
 
     Args:
       compute_capability: major and minor.
-      cores: streaming multiprocessors.
-      fpus_per_core: float32 units in each of them.
-      threads_per_core: resident threads in each of them.
+      cores: number of streaming multiprocessors.
+      fpus_per_core: float32 units of a multiprocessor.
+      threads_per_core: resident threads of a multiprocessor.
       shared_bytes_per_core, shared_bytes_per_block: shared memory of a multiprocessor, and of one block of threads
         that opts in to more than 48 KiB.
-      l2_bytes: of the cache.
+      l2_bytes: size of the L2 cache.
       clock_ghz: boost clock.
-      accelerated: whether code for the chip's own features (sm_90a, sm_100a) is made.
+      accelerated: whether to compile for architecture-specific features (sm_90a, sm_100a).
     """
 
     compute_capability: tuple[int, int]
@@ -57,23 +57,22 @@ class GpuFacts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One row of the chip table. Every number is of one *device*, as JAX counts them: half a chip where
-    `devices_per_chip` is 2.
+    """One row of the chip table. Every number is for one JAX *device*, which is half a chip if `devices_per_chip` is 2.
 
     Args:
       name: as in a target's name, "tpu-v5e".
-      kind: what JAX calls the device.
+      kind: JAX's name of the device.
       platform: "tpu" or "gpu".
-      hbm_bytes: memory of the device as its driver reports it; of a TPU, as its maker states it.
-      compiler_bytes: of a TPU, what its compiler says is available to a program; None for a GPU, see `usable_bytes`.
+      hbm_bytes: memory of the device as its driver reports it; for a TPU, as its maker states it.
+      compiler_bytes: for a TPU, the bytes that its compiler allows a program; None for a GPU, see `usable_bytes`.
       devices_per_chip: JAX devices in a chip.
-      flops_per_second: (dtype, dense peak) pairs; "tf32" is what a GPU makes of float32 products by default.
+      flops_per_second: (dtype, dense peak) pairs; a GPU computes float32 products as "tf32" by default.
       hbm_bytes_per_second: between memory and compute units.
-      host_bytes_per_second: to host memory, one direction; None where nobody states it.
-      interconnect_bytes_per_second: to other devices of the slice or the host, all links, one direction.
-      facts: what its compiler wants to know.
-      source: URL of a page that the rates were read in; `note` says which were not.
-      note: what is not as one might think.
+      host_bytes_per_second: to host memory, one direction; None if it is not published.
+      interconnect_bytes_per_second: to other devices of the slice or the host, over all links, one direction.
+      facts: what the chip's compiler needs to know.
+      source: URL of the page with the rates; `note` names the rates that are from elsewhere.
+      note: exceptions and surprises.
 
     >>> from jaxmem.targets import find_chip
     >>> chip = find_chip("tpu-v5e")
@@ -96,19 +95,19 @@ class Chip:
     note: str = ""
 
     def flops(self, dtype: str) -> int | None:
-        """Dense peak FLOP/s of matrix products in that dtype, None where the chip has no units for it."""
+        """Dense peak FLOP/s of matrix products in a dtype; None if the chip has no units for it."""
         return dict(self.flops_per_second).get(dtype)
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes that a JAX program may use: what the TPU's compiler allows, or JAX's share of a GPU."""
+        """Bytes that a JAX program may use: those that the TPU's compiler allows, or JAX's share of a GPU."""
         if self.compiler_bytes is not None:
             return self.compiler_bytes
         return int(self.hbm_bytes * memory_fraction())
 
     @property
     def compute_capability(self) -> tuple[int, int] | None:
-        """Of a GPU; None for a TPU."""
+        """Major and minor of a GPU; None for a TPU."""
         return self.facts.compute_capability if isinstance(self.facts, GpuFacts) else None
 
     @property
@@ -131,7 +130,7 @@ class Chip:
 
 
 def tera(**rates: float) -> tuple[tuple[str, int], ...]:
-    """(dtype, rate) pairs from 1e12 a second.
+    """(dtype, rate) pairs from rates in units of 1e12 per second.
 
     >>> tera(bfloat16=197)
     (('bfloat16', 197000000000000),)
@@ -147,7 +146,7 @@ def memory_fraction() -> float:
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         try:
             value = float(os.environ.get(name, ""))
-        except ValueError:  # unset, or nothing that the allocator would take either; `jaxmem doctor` says so
+        except ValueError:  # unset, or a value that the allocator refuses too; `jaxmem doctor` reports it
             continue
         if 0 < value <= 1:
             return value

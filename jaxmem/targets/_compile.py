@@ -1,22 +1,22 @@
-"""Compiles for a target, and says in its own words why that failed."""
+"""Compiling for a target, with errors that say why it failed."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from jaxmem.errors import ConfigError, DoesNotFitError
-from jaxmem.targets._limits import check_runs
+from jaxmem.targets._chip_limits import check_runs, compile_oom
 from jaxmem.targets._mesh import in_mesh, mesh_of
-from jaxmem.targets._oom import compile_oom
+from jaxmem.targets._on_target import on_target
 from jaxmem.targets._place import place
-from jaxmem.targets._reading import read_back
-from jaxmem.targets._scope import on_target
 from jaxmem.targets._target import Target, resolve_target
 
-# Without autotuning XLA:GPU finds no tiles for some products, and gives up instead of leaving them to cuBLAS. Not by
-# default: with Triton most programs need less, and which of the two a device will choose nobody knows.
+Part = TypeVar("Part")
+
+# Without autotuning XLA:GPU finds no tiles for some products, and fails instead of leaving them to cuBLAS. Triton is
+# not turned off by default: most programs need less memory with it, and which of the two a device chooses is unknown.
 _NO_TRITON = ("xla_gpu_enable_triton_gemm", False)
 _LACKS_TILES = "Couldn't find output tile sizes"
 _NO_TRITON_NOTE = (
@@ -37,19 +37,21 @@ def compile_on(
 
     Args:
       target: a name, or a `Target`.
-      fn: a function of arrays, or one that is jitted already (then without `jit_options`).
-      *args: arrays or `jax.ShapeDtypeStruct`, whose shardings count (see `place`); static arguments by value.
-      compiler_options: XLA's, such as {"xla_dump_to": folder}; they win over the target's own.
+      fn: a function of arrays, or a jitted function (then without `jit_options`).
+      *args: arrays or `jax.ShapeDtypeStruct`, with shardings if they have them (see `place`); static arguments by
+        value.
+      compiler_options: XLA options such as {"xla_dump_to": folder}; they override the target's own.
       in_shardings: PartitionSpecs or NamedShardings, a prefix of `args`.
       **jit_options: of `jax.jit`, such as donate_argnums.
 
     Returns:
-      The compiled program: `memory_analysis()`, `as_text()`, but not to be called where the devices are not here.
+      The compiled program, with `memory_analysis()` and `as_text()`. It cannot be called if its devices are not here.
 
     Raises:
-      DoesNotFitError: a TPU's compiler refused it for lack of memory. XLA:GPU never does: compare its bytes with
-        `target.memory_bytes`.
-      UnsupportedByChip: the chip cannot run it. RetargetError: it is tied to devices of this machine.
+      DoesNotFitError: a TPU's compiler refused the program for lack of memory. XLA:GPU never does: compare the bytes
+        with `target.memory_bytes`.
+      UnsupportedByChip: the chip cannot run the program.
+      RetargetError: the program is tied to devices of this machine.
       MissingCompilerError: the compiler is not installed.
 
     >>> import jax, jax.numpy as jnp
@@ -70,13 +72,13 @@ def compile_on(
 def compile_lowered(
     lowered: jax.stages.Lowered, target: Target, compiler_options: Mapping[str, Any] | None = None
 ) -> jax.stages.Compiled:
-    """`lowered` compiled with the target's options; `compiler_options` win. Raises as `compile_on` does."""
+    """`lowered` compiled with the target's options, which `compiler_options` override. Raises as `compile_on` does."""
     return compile_noting(lowered, target, compiler_options)[0]
 
 
 @contextlib.contextmanager
 def refusing_options(options: Mapping[str, Any] | None) -> Iterator[None]:
-    """ConfigError where XLA refuses one of the options that a user gave."""
+    """Raises ConfigError if XLA refuses one of the user's options."""
     try:
         yield
     except Exception as error:  # jaxlib's class for it differs from version to version
@@ -94,7 +96,7 @@ def refusing_options(options: Mapping[str, Any] | None) -> Iterator[None]:
 def compile_noting(
     lowered: jax.stages.Lowered, target: Target, compiler_options: Mapping[str, Any] | None = None
 ) -> tuple[jax.stages.Compiled, tuple[str, ...]]:
-    """As `compile_lowered`, and notes on how it was compiled, where that is not the usual way."""
+    """As `compile_lowered`, with notes on how the program was compiled if not in the usual way."""
     with refusing_options(compiler_options):
         return _compile(lowered, target, compiler_options)
 
@@ -126,3 +128,21 @@ def _compile(lowered, target: Target, compiler_options) -> tuple[jax.stages.Comp
     if target.platform == "gpu" and not (target.chip.cudnn_attention and target.chip.native_float8):
         check_runs(read_back(lambda: compiled.as_text())[0] or "", target.chip)
     return compiled, notes
+
+
+def read_back(read: Callable[[], Part]) -> tuple[Part | None, str]:
+    """The result of `read` and "", or None and the reason why reading failed.
+
+    A backend may not expose a part of a compiled program, and a compiler newer than jaxlib may write instructions that
+    jaxlib does not know. Each raises its own errors.
+
+    Args:
+      read: a thunk such as `lambda: compiled.as_text()`.
+
+    >>> read_back(lambda: "HloModule jit_f"), read_back(lambda: 1 // 0)
+    (('HloModule jit_f', ''), (None, 'integer division or modulo by zero'))
+    """
+    try:
+        return read(), ""
+    except Exception as error:
+        return None, " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__

@@ -1,4 +1,4 @@
-"""What a device of this machine holds right now, and what its allocator has set aside: two different numbers."""
+"""Memory of this machine: how many bytes its devices and host have, use, and have set aside."""
 
 import dataclasses
 import os
@@ -9,10 +9,9 @@ from typing import Any
 import jax
 
 from jaxmem.targets._chip import memory_fraction
-from jaxmem.targets._memory import memory_stats
 from jaxmem.targets._names import CHIPS
 
-# Read once, when the backend starts.
+# The allocator's settings; JAX reads them once, when the backend starts.
 _SETTINGS = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
@@ -20,17 +19,20 @@ _SETTINGS = (
     "XLA_PYTHON_CLIENT_ALLOCATOR",
 )
 
+# Container limits, cgroup v2 and v1; either file may be absent or hold "max".
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceMemory:
-    """Bytes of one device; None where its backend does not say, as XLA:CPU does not.
+    """Bytes of one device; None where its backend keeps no statistics, as on XLA:CPU.
 
     Args:
-      device: what JAX calls it.
-      in_use_bytes: of live arrays and running programs.
-      peak_bytes: the most that were in use since the process started.
-      pool_bytes: what the allocator has taken from the device: `nvidia-smi` shows this, whatever is in use.
-      limit_bytes: what it may take at most; more is out of memory.
+      device: JAX's name of the device.
+      in_use_bytes: bytes of live arrays and running programs.
+      peak_bytes: the largest `in_use_bytes` since the process started.
+      pool_bytes: bytes that the allocator has reserved on the device; `nvidia-smi` shows these, whatever is in use.
+      limit_bytes: the most that the allocator may reserve.
       notes: sentences about what these numbers do not show.
     """
 
@@ -43,9 +45,9 @@ class DeviceMemory:
 
 
 def device_memory(device: Any = None) -> DeviceMemory:
-    """What `device` (the first of this machine unless given) holds, next to what its allocator has taken.
+    """The bytes in use on `device` (default: the first of this machine) and the bytes that its allocator has reserved.
 
-    This starts JAX's backend: settings of the allocator must be made before.
+    This starts JAX's backend, so the allocator must be configured before.
 
     >>> import jax
     >>> memory = device_memory(jax.devices("cpu")[0])
@@ -68,12 +70,12 @@ def device_memory(device: Any = None) -> DeviceMemory:
 
 
 def late_settings(at_start: Mapping[str, str] | None, kind: str, limit_bytes: int | None) -> tuple[str, ...]:
-    """Sentences on settings of the allocator in the environment that came too late, now that the backend is up.
+    """Sentences on allocator settings in the environment that were changed after the backend started.
 
     Args:
-      at_start: environment of the process when it began; None where nothing tells.
-      kind: of the device, as JAX calls it.
-      limit_bytes: of its allocator.
+      at_start: environment of the process at its start; None if unknown.
+      kind: JAX's name of the device.
+      limit_bytes: limit of its allocator.
     """
     notes = []
     chip = next((chip for chip in CHIPS if chip.kind == kind), None)
@@ -93,10 +95,38 @@ def late_settings(at_start: Mapping[str, str] | None, kind: str, limit_bytes: in
 
 
 def _at_start() -> dict[str, str] | None:
-    """The environment that this process was started with, where Linux tells."""
+    """The environment at the start of this process, on Linux; None elsewhere."""
     try:
         text = Path("/proc/self/environ").read_bytes()
     except OSError:
         return None
     pairs = (entry.partition("=") for entry in os.fsdecode(text).split("\0"))
     return {name: value for name, _, value in pairs if name}
+
+
+def memory_stats(device) -> dict[str, int]:
+    """Statistics of a device's allocator; empty if it keeps none."""
+    try:
+        return device.memory_stats() or {}
+    except Exception:  # each backend without statistics raises its own error
+        return {}
+
+
+def device_memory_bytes(device) -> int | None:
+    """The limit of a device's allocator in bytes; None if unknown."""
+    return memory_stats(device).get("bytes_limit") or None
+
+
+def host_memory_bytes() -> int | None:
+    """Physical memory of this machine in bytes, or its container's limit if that is smaller."""
+    try:
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not a POSIX system
+        return None
+    limits = [physical] if physical > 0 else []
+    for name in _CGROUP_LIMITS:
+        try:
+            limits.append(int(Path(name).read_text()))
+        except (OSError, ValueError):
+            continue
+    return min((limit for limit in limits if limit > 0), default=None)

@@ -1,4 +1,4 @@
-"""Devices of GPUs that are not here, from XLA:GPU in JAX's CUDA plugin."""
+"""Compile-only GPU devices, from XLA:GPU in JAX's CUDA plugin; no GPU is needed."""
 
 import functools
 import os
@@ -10,15 +10,15 @@ from jaxmem._installed import INSTALL_GPU, numbers, version
 from jaxmem.errors import MissingCompilerError
 from jaxmem.targets._chip import Chip, GpuFacts
 
-# Autotuning runs kernels, so it needs a device. As an option, since the environment is read once and by everybody.
+# Autotuning runs kernels, so it needs a device. It is turned off by an option: XLA_FLAGS would be read once, for all.
 GPU_OPTIONS = (("xla_gpu_autotune_level", 0),)
-# The library whose kernels a program may call; one that JAX's own wheels of the supported versions ask for.
+# Versions of cuDNN and CUDA whose kernels a program may call; the wheels of the supported JAX versions require them.
 _CUDNN, _CUDA = (9, 10, 0), (12, 9, 0)
 
 
 @functools.cache
 def gpu_devices(chip: Chip, topology: str) -> tuple[Any, ...]:
-    """The compile-only devices of slices x hosts x GPUs.
+    """The compile-only devices of a topology, slices x hosts x GPUs.
 
     Raises:
       MissingCompilerError: the CUDA plugin or its assembler is missing, or the plugin is not of this JAX.
@@ -36,7 +36,7 @@ def gpu_devices(chip: Chip, topology: str) -> tuple[Any, ...]:
             # JAX started without JAX_PLATFORMS=cpu, and the plugin, finding no driver, did not register itself.
             _compat.register_cuda_plugin()
             return tuple(describe().devices)
-    except Exception as error:  # of jaxlib's making, whose classes differ from version to version
+    except Exception as error:  # jaxlib's class for it differs from version to version
         raise MissingCompilerError(
             wanted=f"JAX's CUDA plugin to describe {chip.name}",
             got=f"jax-cuda12-plugin {version('jax-cuda12-plugin')}, which says {' '.join(str(error).split())[:300]!r}",
@@ -45,7 +45,7 @@ def gpu_devices(chip: Chip, topology: str) -> tuple[Any, ...]:
 
 
 def check_installed(name: str) -> None:
-    """MissingCompilerError where the parts of the GPU compiler are not installed, or not of one version."""
+    """MissingCompilerError if a part of the GPU compiler is not installed, or versions do not match."""
     wanted = f"the CUDA plugin of JAX {version('jaxlib')}, which compiles for {name}"
     plugin = version("jax-cuda12-plugin") or version("jax-cuda13-plugin")
     if plugin is None:

@@ -1,15 +1,15 @@
 """NVIDIA GPUs: dense peak rates as published, memory as their drivers report it.
 
-NVIDIA's data sheets and white papers could not be opened when the rates were checked. A row's source is a page in
-which its 16-bit rate was read; its note says where other rates and bandwidths were read if not there, and which only
-follow from another; generations of PCIe are from these pages or others like them. Rates published with sparsity are
-halved; those of tensor cores are with float32 sums, which on a GeForce run at half the speed of float16 sums. Memory
-bandwidths (all but the H200's) are clock times bus width, and round to the published ones. PCIe is 16 lanes in one
-direction, NVLink half the published sum of both.
+NVIDIA's data sheets and white papers could not be opened when the rates were checked. A row's source is the page of its
+16-bit rate. Its note names the pages of other rates and bandwidths, and the rates that follow from another rate.
+Generations of PCIe are from these pages or similar ones. Rates published with sparsity are halved. Tensor core rates
+are with float32 sums, which on a GeForce run at half the speed of float16 sums. Memory bandwidths (all but the H200's)
+are clock times bus width, and round to the published ones. PCIe is 16 lanes in one direction; NVLink is half the
+published sum of both directions.
 
-What XLA asks the driver for (multiprocessors, caches, memory) is public for most of these chips in OpenXLA's own
-target descriptions, https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs; the others' rows
-follow from their architecture (CUDA C++ Programming Guide, compute capabilities) and say so.
+Multiprocessors, caches and memory, which XLA would ask the driver about, are public for most chips in OpenXLA's target
+descriptions, https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs. Those of the other
+chips follow from their architecture (CUDA C++ Programming Guide, compute capabilities), and their rows say so.
 """
 
 from jaxmem.targets._chip import PCIE_3, Chip, GpuFacts, tera
@@ -25,7 +25,7 @@ _VOLTA_NOTE = (
 
 
 def _ampere(cores: int, l2_mib: int, clock_ghz: float, minor: int = 0) -> GpuFacts:
-    """sm_80 and, of smaller multiprocessors, sm_86 and sm_89."""
+    """sm_80, and sm_86 and sm_89 with their smaller multiprocessors."""
     large = minor == 0
     return GpuFacts(
         compute_capability=(8, minor),

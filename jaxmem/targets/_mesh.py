@@ -14,16 +14,17 @@ from jaxmem.workload import path_string
 
 
 def mesh_of(*, mixed: bool = False, **trees: Any) -> Mesh | AbstractMesh | None:
-    """The one mesh that arrays and shapes are sharded over; None where none is.
+    """The mesh that arrays and shapes are sharded over; None if none is sharded.
 
-    Meshes of one device count only where there is no larger one.
+    A mesh of one device counts only if there is no larger one.
 
     Args:
-      mixed: whether there may be several of automatic axes over the same devices, which JAX mixes; then None.
-      **trees: pytrees, by the names they have in an error.
+      mixed: whether to return None, instead of raising, for several meshes that JAX can mix: automatic axes over the
+        same devices.
+      **trees: pytrees, by their names in an error.
 
     Raises:
-      MeshError: meshes that no program can have at once.
+      MeshError: one program cannot use all of the meshes.
     """
     found = {mesh: leaf for leaf in jax.tree.leaves(trees) if (mesh := _mesh(leaf)) is not None}
     meshes = [mesh for mesh in found if mesh.size > 1] or list(found)
@@ -46,13 +47,11 @@ def mesh_of(*, mixed: bool = False, **trees: Any) -> Mesh | AbstractMesh | None:
 
 @contextlib.contextmanager
 def in_mesh(mesh: Mesh | AbstractMesh | None, *arguments: Any) -> Iterator[None]:
-    """Within it a mesh is set, so that bare PartitionSpecs mean it and values typed by its axes can be computed with.
-
-    One that is set already stays.
+    """Sets a mesh, unless one is set already: for bare PartitionSpecs, and for values typed by its axes.
 
     Args:
-      mesh: None for nothing.
-      *arguments: of what is called within; where some are traced, the mesh is part of that trace.
+      mesh: None sets nothing.
+      *arguments: arguments of the functions called within; if some are traced, the mesh becomes part of that trace.
 
     Raises:
       MeshError: another mesh is set, or the code within brings its own.
@@ -63,7 +62,7 @@ def in_mesh(mesh: Mesh | AbstractMesh | None, *arguments: Any) -> Iterator[None]
             raise MeshError(
                 wanted=f"the mesh of the arrays, {describe_mesh(mesh)}, to be set, or none",
                 got=f"{describe_mesh(current)} set by jax.set_mesh",
-                do="Leave jax.set_mesh out: the mesh of the arrays is entered by itself.",
+                do="Leave jax.set_mesh out: the mesh of the arrays is set automatically.",
             )
         yield
         return
@@ -89,13 +88,13 @@ def in_mesh(mesh: Mesh | AbstractMesh | None, *arguments: Any) -> Iterator[None]
 
 
 def one_device(mesh: Mesh | AbstractMesh) -> Mesh:
-    """A mesh with the same axes over one device of this machine, where their names mean nothing."""
+    """A mesh with the same axes, each of size 1, over one device of this machine."""
     device = np.array(jax.local_devices()[:1]).reshape((1,) * len(mesh.axis_names))
     return Mesh(device, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def describe_mesh(mesh: Mesh | AbstractMesh) -> str:
-    """`a mesh (data=4, model=2; explicit axes)`, with the platform of devices that are here."""
+    """`a mesh (data=4, model=2; explicit axes)`, and the platform if it has devices."""
     axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
     types = "; explicit axes" if AxisType.Explicit in mesh.axis_types else ""
     where = f" of {mesh.devices.flat[0].platform} devices" if isinstance(mesh, Mesh) else ""
@@ -108,7 +107,7 @@ def _mesh(leaf: Any) -> Mesh | AbstractMesh | None:
 
 
 def _agree(a: Mesh | AbstractMesh, b: Mesh | AbstractMesh) -> bool:
-    """Whether values on both can meet: the same mesh, or one of them is only its shape."""
+    """Whether one program can use values on both: they are the same mesh, or one is the abstract mesh of the other."""
     if isinstance(a, Mesh) and isinstance(b, Mesh):
         return a == b
     return dict(a.shape) == dict(b.shape) and a.axis_types == b.axis_types
@@ -122,7 +121,7 @@ def _may_mix(meshes: list[Mesh | AbstractMesh]) -> bool:
 
 
 def _fits(mesh: Mesh | AbstractMesh, current: AbstractMesh) -> bool:
-    """Whether what lies on `mesh` may be used where `current` is set: that of a target may have other axes."""
+    """Whether values on `mesh` may be used where `current` is set; a target's mesh may have other axes."""
     device = current.abstract_device
     if not isinstance(mesh, Mesh) or device is None or mesh.size == 1:
         return True

@@ -1,4 +1,4 @@
-"""From a target's name to a chip and a topology."""
+"""The chip and topology that a target's name stands for."""
 
 import difflib
 import math
@@ -11,7 +11,7 @@ from jaxmem.targets._tpus import TPUS
 
 CHIPS = (*TPUS, *GPUS)
 _BY_NAME = {chip.name: chip for chip in CHIPS}
-# What else people call them.
+# Other names in use.
 _ALIASES = {
     "tpu-v7": "tpu-7x",
     "tpu-v7x": "tpu-7x",
@@ -26,14 +26,14 @@ _ALIASES = {
     "gpu-v100-16g": "gpu-v100",
 }
 KNOWN_TARGETS = ("local", "cpu", *_BY_NAME)
-_MOST_GPUS = 65536  # libraries that index devices in 16 bits; nobody compiles for more
+_MOST_GPUS = 65536  # libraries index devices in 16 bits
 
 
 def find_chip(name: str) -> Chip:
-    """The chip of that name, without a topology.
+    """The chip of a name without topology.
 
     Raises:
-      UnknownTargetError: there is none.
+      UnknownTargetError: there is no chip of that name.
 
     >>> find_chip("gpu-h100").kind
     'NVIDIA H100 80GB HBM3'
@@ -52,10 +52,10 @@ def find_chip(name: str) -> Chip:
 
 
 def parse_name(name: str) -> tuple[Chip, str]:
-    """Chip and topology of a target's name; without one, a single chip.
+    """Chip and topology of a target's name; a single chip if it names no topology.
 
     Raises:
-      UnknownTargetError: no such chip, or a topology that it does not come in.
+      UnknownTargetError: there is no such chip, or it does not come in that topology.
 
     >>> chip, topology = parse_name("tpu-v5p:4x4x4")
     >>> chip.name, topology, parse_name("tpu-v5e")[1], parse_name("gpu-h100:1x8x8")[1]

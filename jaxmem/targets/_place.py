@@ -1,4 +1,4 @@
-"""Arguments of a program as shapes on a target's devices."""
+"""Placing the arguments of a program on a target's devices, as shapes."""
 
 import dataclasses
 from typing import Any
@@ -15,11 +15,11 @@ from jaxmem.workload import path_string
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placed:
-    """Arguments for a target.
+    """Arguments that were placed on a target.
 
     Args:
-      args: as given, arrays and shapes replaced by shapes on the target's devices.
-      target: with the mesh that the arguments' shardings name.
+      args: the arguments, with shapes on the target's devices in place of arrays and shapes.
+      target: the target, with the mesh of the arguments' shardings.
       notes: sentences for the report's warnings.
     """
 
@@ -29,18 +29,18 @@ class Placed:
 
 
 def place(args: tuple[Any, ...], target: Target, *, in_shardings: Any = None) -> Placed:
-    """Puts arguments on a target whose devices are not here; on others they stay as they are.
+    """Places arguments on a deviceless target; for other targets they stay unchanged.
 
-    An argument's own sharding counts where it is a bare PartitionSpec or names mesh axes that the target can have: a
-    NamedSharding over an AbstractMesh, or over a mesh of this machine with as many devices. All else is replicated.
+    An argument keeps its sharding if that is a bare PartitionSpec, or a NamedSharding over an AbstractMesh or over a
+    mesh of this machine with as many devices as the target. All other arguments are replicated.
 
     Args:
       args: pytrees of arrays, `jax.ShapeDtypeStruct` and static values.
-      target: where to.
-      in_shardings: a prefix of `args` of PartitionSpecs, NamedShardings and None; it wins over the arguments' own.
+      target: the target to place them on.
+      in_shardings: a prefix of `args` of PartitionSpecs, NamedShardings and None; it overrides the arguments' own.
 
     Raises:
-      RetargetError: a mesh that the target's devices cannot form, or axes that its mesh lacks.
+      RetargetError: the target's devices cannot form a mesh, or its mesh lacks an axis.
     """
     if not target.deviceless:
         _check_devices(args, target)
@@ -62,7 +62,7 @@ def place(args: tuple[Any, ...], target: Target, *, in_shardings: Any = None) ->
     if any(_pinned(sharding) and not _pinned(leaf.sharding) for leaf, sharding in zip(moved, wanted, strict=True)):
         notes += (
             f"Arguments pinned to the host are counted on the device: {target.name}'s compiler, without the device, "
-            "knows no host memory for arguments.",
+            "has no host memory for arguments.",
         )
     return Placed(args=jax.tree.unflatten(tree, moved), target=target, notes=notes)
 
@@ -72,7 +72,7 @@ def _check_devices(args: tuple[Any, ...], target: Target) -> None:
         mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
         if isinstance(mesh, AbstractMesh) and mesh.size > 1:
             raise RetargetError(
-                wanted=f"arguments on devices, for {target.name}",
+                wanted=f"arguments on devices of {target.name}",
                 got=f"{path_string(path, root='argument')} sharded over {describe_mesh(mesh)}, which has none",
                 do=f"Name a target of {mesh.size} devices, such as tpu-v5e:2x2; or shard over jax.make_mesh.",
             )
@@ -83,7 +83,7 @@ def _pinned(sharding: Any) -> bool:
 
 
 def _broadcast(in_shardings: Any, args: tuple[Any, ...]) -> list[Any]:
-    """One entry a leaf of `args`, None where nothing is given."""
+    """The sharding given for each leaf of `args`, or None."""
     if in_shardings is None:
         return [None] * len(jax.tree.leaves(args))
     if _is_entry(in_shardings):
@@ -105,11 +105,11 @@ def _is_entry(value: Any) -> bool:
 
 
 def _with_mesh_of(shardings: list[NamedSharding], target: Target) -> Target:
-    """The target with the mesh that shardings name, unless it was given one."""
+    """The target with the mesh of the shardings, unless it has one already."""
     for sharding in shardings:
         axes = dict(sharding.mesh.shape)
         if not axes or target.mesh_axes or sharding.mesh.size == 1 != target.device_count:
-            continue  # a mesh of one device shards nothing, wherever it is
+            continue  # a mesh of one device shards nothing
         if sharding.mesh.size != target.device_count:
             raise RetargetError(
                 wanted=f"a mesh over the {target.device_count} device(s) of {target.name}",

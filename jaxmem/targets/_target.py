@@ -1,4 +1,4 @@
-"""What a program is compiled for: this machine's backend, XLA:CPU, or a chip that is not here."""
+"""`Target`: what a program is compiled for. This machine's backend, XLA:CPU, or a chip that need not be here."""
 
 import dataclasses
 import math
@@ -11,8 +11,8 @@ from jax.sharding import AxisType, Mesh
 from jaxmem._units import format_bytes
 from jaxmem.errors import InputError, UnknownTargetError
 from jaxmem.targets._chip import Chip, memory_fraction
+from jaxmem.targets._device_memory import device_memory_bytes, host_memory_bytes
 from jaxmem.targets._gpu_compiler import GPU_OPTIONS, gpu_devices
-from jaxmem.targets._memory import device_memory_bytes, host_memory_bytes
 from jaxmem.targets._names import chip_count, parse_name
 from jaxmem.targets._tpu_compiler import tpu_devices
 
@@ -22,19 +22,19 @@ _MEMORY_SCHEDULER = ("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMI
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is compiled for; equal by value.
+    """What a program is compiled for; equal by value.
 
     Args:
       name: as the user wrote it.
       platform: the JAX platform whose compiler is used: "cpu", "gpu" or "tpu".
-      memory_bytes: bytes that a program may use: of one device, or of the whole machine on
-        "cpu", whose devices share it. None where unknown.
+      memory_bytes: bytes that a program may use: those of one device, or of the whole machine on
+        "cpu", whose devices share it. None if unknown.
       compiler_options: (name, value) pairs given to the compiler.
       notes: sentences about this target that every report repeats among its warnings.
       chip: row of the chip table; None for this machine's own backend and for "cpu".
-      topology: of the chips, "2x2" or, of GPUs, slices x hosts x GPUs of a host.
+      topology: "2x2"; for GPUs slices x hosts x GPUs of a host.
       mesh_axes: (name, size) pairs of `mesh`; empty for one axis "data" over all devices.
-      axis_types: of these axes; empty for automatic ones.
+      axis_types: types of these axes; empty for automatic ones.
 
     >>> resolve_target("cpu").platform
     'cpu'
@@ -52,12 +52,12 @@ class Target:
 
     @property
     def deviceless(self) -> bool:
-        """Whether its devices exist for the compiler only: programs for it cannot be run here."""
+        """Whether the target's devices exist for the compiler only, so that its programs cannot be run here."""
         return self.chip is not None
 
     @property
     def device_count(self) -> int:
-        """JAX devices of a program for it: all of the topology's; 1 on this machine's own backend."""
+        """Number of JAX devices of a program: all of the topology, or 1 on this machine's own backend."""
         if self.chip is None or self.topology is None:
             return 1
         return chip_count(self.topology) * self.chip.devices_per_chip
@@ -67,7 +67,7 @@ class Target:
         """The devices to compile for.
 
         Raises:
-          MissingCompilerError: the chip's compiler is not installed, or is not of this JAX.
+          MissingCompilerError: the chip's compiler is not installed, or does not match this JAX.
         """
         if self.chip is None or self.topology is None:
             return tuple(jax.local_devices(backend=self.platform)[:1])
@@ -76,13 +76,13 @@ class Target:
 
     @property
     def mesh(self) -> Mesh:
-        """All `devices`, with `mesh_axes`; what `on_target` sets."""
+        """The mesh of all `devices` with `mesh_axes`, which `on_target` sets."""
         axes = dict(self.mesh_axes) or {"data": self.device_count}
         devices = np.array(self.devices).reshape(tuple(axes.values()))
         return Mesh(devices, tuple(axes), axis_types=self.axis_types or None)
 
     def with_mesh(self, **axes: int) -> "Target":
-        """The same with other mesh axes, whose sizes must multiply to the number of devices.
+        """The target with other mesh axes, whose sizes must multiply to the number of devices.
 
         >>> resolve_target("tpu-v5e:4x4").with_mesh(data=4, model=4).mesh_axes
         (('data', 4), ('model', 4))
@@ -97,15 +97,15 @@ class Target:
 
 
 def resolve_target(name: "str | Target | None" = None) -> Target:
-    """The target of that name; None means "local", and a `Target` is returned as it is.
+    """The target of a name; None means "local", and a `Target` is returned unchanged.
 
-    "local" is the default backend, compiled exactly as it would run. "cpu" is XLA:CPU whatever the
-    default backend, with its memory-minimising scheduler. Others name a chip and a topology,
-    "tpu-v5e:2x2" or "gpu-h100:1x8x8" (slices x hosts x GPUs of a host); nothing is loaded for them yet.
+    "local" is the default backend; programs are compiled exactly as they would run. "cpu" is XLA:CPU with its
+    memory-minimising scheduler, whatever the default backend. Other names are a chip and a topology,
+    "tpu-v5e:2x2" or "gpu-h100:1x8x8" (slices x hosts x GPUs of a host); their compilers are not loaded yet.
 
     Raises:
-      UnknownTargetError: any other name, or "cpu" where JAX was told not to start that backend; InputError: what
-        is no name at all.
+      UnknownTargetError: the name is unknown, or it is "cpu" and JAX was told not to start that backend.
+      InputError: the value is not a name.
     """
     if name is not None and not isinstance(name, (str, Target)):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Devices of TPUs that are not here, from libtpu, the TPU's compiler."""
+"""Compile-only TPU devices, from libtpu; no TPU is needed."""
 
 import functools
 import os
@@ -9,9 +9,9 @@ from jaxmem._installed import INSTALL_TPU, version
 from jaxmem.errors import MissingCompilerError
 from jaxmem.targets._chip import Chip, TpuFacts
 
-# What libtpu reads when it is loaded. Without them it works too, but asks a metadata server that a laptop does not
-# have, complains on stderr, and a second process is turned away. The accelerator type says nothing about what is
-# compiled for: any topology may be asked for afterwards, several in one process.
+# What libtpu reads when it is loaded. Without these it queries a metadata server that a laptop does not have, complains
+# on stderr, and refuses a second process. The accelerator type does not limit the targets: one process may compile for
+# any topology, and for several.
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-1",
@@ -44,7 +44,7 @@ def tpu_devices(chip: Chip, topology: str) -> tuple[Any, ...]:
         found_topology = topologies.get_topology_desc(
             platform="tpu", topology_name=f"{facts.generation}:{topology}", **options
         )
-    except Exception as error:  # of jaxlib's making, whose classes differ from version to version
+    except Exception as error:  # jaxlib's class for it differs from version to version
         raise MissingCompilerError(
             wanted=f"libtpu to describe {topology} of {chip.name}",
             got=f"libtpu {found}, which says {' '.join(str(error).split())[:300]!r}",
@@ -54,7 +54,7 @@ def tpu_devices(chip: Chip, topology: str) -> tuple[Any, ...]:
 
 
 def prepare_libtpu() -> None:
-    """Sets what libtpu reads when it is loaded, where nobody has; nothing on a machine with a TPU of its own."""
+    """Sets the variables that libtpu reads when it is loaded, unless they are set; on a machine with a TPU, none."""
     if "tpu" in os.environ.get("JAX_PLATFORMS", "").split(","):
         return
     if "JAX_FORCE_TPU_INIT" in os.environ or (sys.platform.startswith("linux") and _tpu_attached()):
@@ -68,5 +68,5 @@ def _tpu_attached() -> bool:
 
 
 def _host_bounds(sides: list[int]) -> tuple[int, int, int]:
-    """Chips of one host: 2x2, or fewer where a side is 1."""
+    """Chips of one host: 2x2, or fewer if a side is 1."""
     return (2 if sides[0] % 2 == 0 else 1, 2 if sides[1] % 2 == 0 else 1, 1)

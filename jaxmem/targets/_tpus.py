@@ -1,4 +1,4 @@
-"""TPUs: rates from Google's documentation, available bytes from what libtpu 0.0.52 answers to a program too large."""
+"""TPUs: rates from Google's documentation, available bytes from libtpu 0.0.52's error for a program too large."""
 
 from jaxmem.targets._chip import PCIE_3, Chip, TpuFacts, tera
 
@@ -91,7 +91,7 @@ TPUS = (
         kind="TPU v5",
         platform="tpu",
         hbm_bytes=95 * _GIB,
-        # More than the 95 GiB that Google states: the compiler's word counts, since it is what refuses.
+        # More than the 95 GiB that Google states; the compiler's limit counts, since the compiler refuses programs.
         compiler_bytes=round(95.73 * _GIB),
         flops_per_second=tera(bfloat16=459, int8=918),
         hbm_bytes_per_second=2_765_000_000_000,

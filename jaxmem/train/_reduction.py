@@ -82,7 +82,7 @@ def reduction(spec: StepSpec) -> Reduction:
             return dataclasses.replace(each, kind="once")
         if spec.config.accumulation_steps == 1:
             return dataclasses.replace(each, why="there is only one")
-        found = _independence(spec, each.shards)
+        found = _separability(spec, each.shards)
         if found.verdict != "yes":
             why = f"it was not found that the loss is a sum or mean over rows: {found.why}"
             return dataclasses.replace(each, why=why)
@@ -92,14 +92,14 @@ def reduction(spec: StepSpec) -> Reduction:
     return dataclasses.replace(each, kind="once", why="the loss was found to be a sum or mean over rows")
 
 
-def _independence(spec: StepSpec, shards: int) -> accumulate.Independence:
+def _separability(spec: StepSpec, shards: int) -> accumulate.Separability:
     """Whether the loss of a micro-batch is the same however its rows are dealt out to shards."""
     trainable, frozen, batch, rng, state = spec.loss_arguments()
     # As a shard sees them: rows that are typed by the axes they lie on cannot be parted.
     batch = jax.tree.map(unsharded, batch)
     size = next(leaf.shape[axis] for leaf, axis in spec.layout.leaves(batch) if axis is not None)
     if size % shards:
-        return accumulate.Independence(verdict="unknown", why=f"{shards} shards do not divide {size} rows")
+        return accumulate.Separability(verdict="unknown", why=f"{shards} shards do not divide {size} rows")
 
     def loss(trainable, batch, **keywords):
         batch, frozen = batch
@@ -107,7 +107,7 @@ def _independence(spec: StepSpec, shards: int) -> accumulate.Independence:
 
     # What is not trained has no gradient, and no rows.
     given, axes = (batch, frozen), (spec.workload.batch_axes, None)
-    return accumulate.independent_rows(loss, trainable, given, rng=rng, state=state, batch_axes=axes, parts=shards)
+    return accumulate.separable_by_rows(loss, trainable, given, rng=rng, state=state, batch_axes=axes, parts=shards)
 
 
 def _fails(spec: StepSpec, rows: Any) -> str:
@@ -117,7 +117,7 @@ def _fails(spec: StepSpec, rows: Any) -> str:
 
     def value(trainable, frozen, batch, rng, state):
         steps, axes = spec.config.accumulation_steps, spec.workload.batch_axes
-        fn = accumulate.value_and_grad(spec.loss(frozen), steps, batch_axes=axes, data_sharding=rows)
+        fn = accumulate.value_and_grad(spec.loss(frozen), steps, batch_axes=axes, data_sharding=rows, separable=True)
         return fn(trainable, batch, rng=rng, state=state).value
 
     try:
@@ -144,9 +144,17 @@ def _idle(spec: StepSpec) -> Iterator[str]:
 def _around(spec: StepSpec, update: Update) -> Update:
     def reduced(state, batch, **options):
         found = reduction(spec)
-        return update(state, batch, data_sharding=found.rows if found.kind == "once" else None, **options)
+        if found.kind == "once":
+            options["data_sharding"] = found.rows
+            # What "auto" found of the example batch holds for another that is like it.
+            options["separable"] = bool(found.why) and _types(batch) == _types(spec.abstract_batch())
+        return update(state, batch, **options)
 
     return reduced
+
+
+def _types(batch: Any) -> list[Any]:
+    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(batch)]
 
 
 def _told(spec: StepSpec, target: Target) -> Told:

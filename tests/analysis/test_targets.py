@@ -8,7 +8,7 @@ import pytest
 from jaxmem.analysis import analyze
 from jaxmem.errors import UnknownTargetError
 from jaxmem.targets import Target, resolve_target
-from jaxmem.targets._memory import device_memory_bytes
+from jaxmem.targets._device_memory import device_memory_bytes
 
 
 def test_none_is_local_and_local_has_no_compiler_options():

@@ -8,8 +8,7 @@ import pytest
 
 import jaxmem
 from jaxmem.errors import DoesNotFitError
-from jaxmem.targets import compile_on, find_chip
-from jaxmem.targets._oom import compile_oom
+from jaxmem.targets import compile_on, compile_oom, find_chip
 from tests.cli.helpers import run, write
 
 LARGE = """

@@ -1,25 +1,53 @@
-"""What may differ between shards that accumulate locally, and what would then be ambiguous."""
+"""What local accumulation refuses: batches, parameters and losses for which shards cannot work by themselves."""
 
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from jaxmem._compat import called_jaxprs
 from jaxmem.accumulate._reduce import is_metric
-from jaxmem.accumulate._shards import Shards, is_key
+from jaxmem.accumulate._shards import Shards, axis_names, is_key
+from jaxmem.accumulate._split import Split
 from jaxmem.accumulate._trace import TracedLoss
-from jaxmem.errors import MetricError, ObjectiveError, StateError
+from jaxmem.errors import BatchError, ConfigError, MetricError, ObjectiveError, StateError
 from jaxmem.objective import Last
 from jaxmem.workload import path_string
 
 
+def check_rows(shards: Shards, split: Split, num_micro_batches: int) -> None:
+    """BatchError unless shards × micro-batches divide the rows of the batch."""
+    each = shards.count * (1 if any(fill is not None for fill in split.fills) else num_micro_batches)
+    if split.size % each:
+        raise BatchError(
+            wanted=f"a batch that shards x micro-batches ({shards.count} x {num_micro_batches}) divide",
+            got=f"B={split.size} rows",
+            do=f"Use a batch size that is a multiple of {each}, or fewer micro-batches.",
+        )
+
+
+def check_params(shards: Shards, params: Any) -> None:
+    """ConfigError if a parameter is known to be sharded over the axes of the batch."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        own = jax.typeof(leaf) if isinstance(leaf, Tracer) else leaf
+        spec = getattr(getattr(own, "sharding", None), "spec", ())
+        taken = [name for entry in spec for name in axis_names(entry or ()) if name in shards.axes]
+        if taken:
+            raise ConfigError(
+                wanted="parameters that every shard of the batch holds whole, to accumulate their gradients locally",
+                got=f"{path_string(path, root='params')} sharded over {', '.join(map(repr, taken))}",
+                do="Reduce every micro-batch: leave data_sharding out, or set gradient_reduction='each'.",
+            )
+
+
 def check_local(traced: TracedLoss, state: Any, names: Any, shards: Shards) -> None:
-    """Refuses what shards that know nothing of one another cannot compute.
+    """Refuses a loss whose state, metrics or objective shards cannot compute without one another.
 
     Raises:
-      StateError: state that is carried, or of which the last value is wanted, and that depends on the rows or on
-        random numbers, so that every shard comes to another. MetricError: likewise a `Last`. ObjectiveError: a loss
-        that speaks with the other shards by itself.
+      StateError: a leaf with reduction "carry" or "last" depends on the rows or on random numbers, so that shards
+        disagree about it.
+      MetricError: the same of a `Last` metric.
+      ObjectiveError: the loss contains a collective over the shards.
     """
     _check_collectives(traced, shards)
     differs = _differing_state(traced, state, names)
@@ -32,7 +60,7 @@ def check_local(traced: TracedLoss, state: Any, names: Any, shards: Shards) -> N
         if is_key(leaf) and _passed_on(traced, state, path):
             continue
         raise StateError(
-            wanted="state that shards which accumulate locally can combine",
+            wanted="state that can be combined over shards that accumulate locally",
             got=f"{name!r} for {path_string(path, root='state')}, which every shard would change in its own way",
             do="Declare state_reduction 'mean', 'sum' or 'max' for it, or reduce gradients every micro-batch "
             "(gradient_reduction='each', no data_sharding).",
@@ -40,39 +68,20 @@ def check_local(traced: TracedLoss, state: Any, names: Any, shards: Shards) -> N
     for path, metric in jax.tree_util.tree_leaves_with_path(traced.out_shapes.metrics, is_leaf=is_metric):
         if isinstance(metric, Last) and _depends(traced, lambda micro, path=path: _at(micro.metrics, path), differs):
             raise MetricError(
-                wanted="metrics that shards which accumulate locally can combine: WeightedMean, Sum or Max",
+                wanted="metrics that can be combined over shards that accumulate locally: WeightedMean, Sum or Max",
                 got=f"a Last of the rows at {path_string(path, root='metrics')}: none of the shards is the last",
                 do="Declare another kind, or reduce gradients every micro-batch (gradient_reduction='each').",
             )
 
 
-def shard_state(state: Any, index: Any) -> Any:
-    """The state as one shard sees it: keys with its index folded in, so that shards draw different numbers."""
-    if index is None:
-        return state
-    return jax.tree.map(lambda leaf: _fold(leaf, index) if is_key(leaf) else leaf, state)
-
-
-def shard_key(rng: Any, index: Any) -> Any:
-    """The step's key as one shard uses it."""
-    return rng if rng is None or index is None else jax.random.fold_in(rng, index)
-
-
-def _fold(keys, index):
-    fold = jax.random.fold_in
-    for _ in range(keys.ndim):
-        fold = jax.vmap(fold, (0, None))
-    return fold(keys, index)
-
-
 def _differing_state(traced: TracedLoss, state: Any, names: Any) -> Any:
-    """Which leaves of the state come to differ between shards: tree of bools."""
+    """Which leaves of the state differ between shards after the batch: a tree of bools."""
     leaves, tree = jax.tree.flatten(state)
     carried = [name == "carry" for name in jax.tree.leaves(names)]
     differs = [is_key(leaf) for leaf in leaves]
     needs = [traced.cut(lambda micro, i=i: jax.tree.leaves(micro.state)[i])[1] for i in range(len(leaves))]
     while True:
-        # A leaf that is not carried is seen by every micro-batch as it was at the start.
+        # Every micro-batch sees the initial value of a leaf that is not carried.
         seen = [is_key(leaf) or (d and c) for leaf, d, c in zip(leaves, differs, carried, strict=True)]
         found = [
             own or any(jax.tree.leaves(batch)) or any(jax.tree.leaves(rng)) or _any_of(jax.tree.leaves(needed), seen)
@@ -88,13 +97,13 @@ def _any_of(needed: list, seen: list) -> bool:
 
 
 def _depends(traced: TracedLoss, select, differs: Any) -> bool:
-    """Whether outputs depend on what differs between shards."""
+    """Whether outputs depend on the batch, on random numbers or on state that differs between shards."""
     _, (_, batch, rng, state) = traced.cut(select)
     return any(jax.tree.leaves((batch, rng))) or _any_of(jax.tree.leaves(state), jax.tree.leaves(differs))
 
 
 def _passed_on(traced: TracedLoss, state: Any, path: Any) -> bool:
-    """Whether the loss returns this leaf of the state as it was given."""
+    """Whether the loss returns this leaf of the state unchanged."""
     position = [p for p, _ in jax.tree_util.tree_leaves_with_path(state)].index(path)
     jaxpr = traced.jaxpr.jaxpr
     marks = jax.tree.unflatten(traced.out_tree, list(range(len(jaxpr.outvars))))
@@ -119,11 +128,11 @@ def _check_collectives(traced: TracedLoss, shards: Shards) -> None:
             named = eqn.params.get("axes", ()), eqn.params.get("axis_name", ())
             for names in named:
                 names = names if isinstance(names, (tuple, list)) else (names,)
-                spoken = [name for name in names if isinstance(name, str) and name in shards.axes]
-                if spoken:
+                reduced = [name for name in names if isinstance(name, str) and name in shards.axes]
+                if reduced:
                     raise ObjectiveError(
-                        wanted="a loss of its own rows, since shards accumulate locally",
-                        got=f"{eqn.primitive.name} over {', '.join(map(repr, spoken))} in the loss",
+                        wanted="a loss of the shard's own rows, since shards accumulate locally",
+                        got=f"{eqn.primitive.name} over {', '.join(map(repr, reduced))} in the loss",
                         do="Leave the collective out: totals and weights are summed over the shards for you.",
                     )
             todo += called_jaxprs(eqn)

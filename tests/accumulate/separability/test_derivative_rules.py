@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmem import Last, LossOutput, Max, Sum, WeightedMean
-from jaxmem.accumulate import independent_rows
+from jaxmem.accumulate import separable_by_rows
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(16, 4)) * np.linspace(0.1, 2, 16)[:, None], jnp.float32)
 W = jnp.asarray(np.random.default_rng(1).normal(size=(4, 4)), jnp.float32)
@@ -94,7 +94,7 @@ LOSSES |= {
 def test_derivative_rules_count(name):
     """What is found is also compared with the gradients: of the whole, and of four parts, each with its share."""
     loss, want = LOSSES[name]
-    found = independent_rows(loss, W, X, parts=4)
+    found = separable_by_rows(loss, W, X, parts=4)
     assert found.verdict == want and bool(found.why) == (want != "yes"), found
     whole = jax.value_and_grad(loss)(W, X)
     parts = [jax.value_and_grad(lambda w, x: loss(w, x) / 4)(W, X[i::4]) for i in range(4)]
@@ -109,7 +109,7 @@ def test_what_raises_while_it_is_followed_is_unknown():
             raise RuntimeError("sixteen rows or none")
         return (x @ w).mean()
 
-    found = independent_rows(picky, W, X)
+    found = separable_by_rows(picky, W, X)
     assert found.verdict == "unknown" and "sixteen rows or none" in found.why
 
 
@@ -146,7 +146,7 @@ METRICS = {
 def test_metrics_are_part_of_the_claim(name):
     metric, want = METRICS[name]
     loss = lambda w, x: LossOutput((x @ w).mean(), {"metric": metric(w, x)})  # noqa: E731
-    found = independent_rows(loss, W, X)
+    found = separable_by_rows(loss, W, X)
     assert found.verdict == want and bool(found.why) == (want != "yes"), found
 
 
@@ -162,4 +162,4 @@ FACTORS = {
 def test_factors_are_constants_of_the_step(name):
     factor, want = FACTORS[name]
     loss = lambda w, x: factor(x) * Sum((x @ w).sum()) + WeightedMean((x @ w).sum(), len(x))  # noqa: E731
-    assert independent_rows(loss, W, X, parts=4).verdict == want
+    assert separable_by_rows(loss, W, X, parts=4).verdict == want

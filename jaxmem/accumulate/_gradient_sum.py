@@ -1,8 +1,8 @@
-"""Gradients that the backward pass adds to the accumulators itself, so that no second buffer of their size lives.
+"""Adding gradients to their accumulators in place, by the backward pass itself, without a second buffer of their size.
 
-`vjp.with_refs(refs)` adds each piece of a gradient to a mutable array as soon as it is known: a scanned layer's to its
-slice, inside the backward scan. The mutable arrays live for one micro-batch and are gone from the traced program,
-which is as pure as that of the value path: it may be vmapped, differentiated and scanned over.
+`vjp.with_refs(refs)` adds each piece of a gradient to a mutable array as soon as it is computed: that of a scanned
+layer to its slice, inside the backward scan. The mutable arrays live for one micro-batch. They are discharged from the
+traced program, so it is pure: it may be vmapped, differentiated and scanned over.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class Added:
 
     Args:
       in_place: paths of the parameters whose gradients the backward pass adds to the accumulators itself.
-      by_value: (path, why) of those whose gradients are made first and added then.
+      by_value: (path, why) of the parameters whose gradients are computed first, then added.
 
     >>> print(Added(in_place=("w", "b"), by_value=(("scale", "it is complex"),)))
     Gradients are added in place for 2 of 3 parameters; 1 by value: it is complex.
@@ -50,7 +50,7 @@ class GradientSum:
     Args:
       params: pytree of floating or complex parameters.
       dtype: of the accumulators, as in `accumulator_dtype_of`.
-      in_place: None for wherever possible, False for nowhere, True for everywhere or ConfigError.
+      in_place: None, wherever possible; False, nowhere; True, everywhere or ConfigError.
     """
 
     def __init__(self, params: Any, dtype: Any, in_place: bool | None):
@@ -62,7 +62,7 @@ class GradientSum:
 
     @property
     def added(self) -> Added:
-        """Which leaf went which way; known once `add` has been called."""
+        """Which leaves were added in place; known once `add` has been called."""
         found = list(zip(self.paths, self.reasons, strict=True))
         return Added(
             in_place=tuple(path for path, why in found if not why),
@@ -70,20 +70,20 @@ class GradientSum:
         )
 
     def add(self, objective: Callable, accumulators: Any) -> tuple[Any, Any]:
-        """The accumulators with one gradient more, and aux.
+        """The accumulators with one more gradient added, and aux.
 
         Args:
-          objective: params -> (what is differentiated, aux).
+          objective: params -> (scalar to differentiate, aux).
           accumulators: pytree like `params`.
 
         Raises:
-          ConfigError: `in_place` is True, and some leaf cannot be added so.
+          ConfigError: `in_place` is True, and some leaf cannot be added in place.
         """
         accumulators = self.tree.flatten_up_to(accumulators)
         try:
-            # Nothing to do in place, nothing to make pure: the program is the plainest.
+            # Without mutable arrays there is nothing to discharge.
             sums, aux = self._add(objective, accumulators) if all(self.reasons) else self._pure(objective, accumulators)
-        except Exception as error:  # an error of the loss comes again below; what JAX cannot add in place does not
+        except Exception as error:  # an error of the loss is raised again below; one of adding in place is not
             if all(self.reasons):
                 raise
             said = str(error).splitlines() or [type(error).__name__]
@@ -113,7 +113,7 @@ class GradientSum:
         add = lambda *accumulators: self._add(objective, list(accumulators))  # noqa: E731
         closed, shapes = jax.make_jaxpr(add, return_shape=True)(*accumulators)
         outs = jex.jaxpr_as_fun(_compat.discharge(closed, ACCUMULATE_SCOPE))(*accumulators)
-        # Some come as Python numbers.
+        # Some outputs are Python numbers.
         return jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(out) for out in outs])
 
     def _check(self) -> None:
@@ -127,7 +127,7 @@ class GradientSum:
 
 
 def _reason(leaf, dtype) -> str:
-    """Why a leaf cannot be added in place whatever the loss does with it; empty if nothing is known against it."""
+    """Why a leaf cannot be added in place, whatever the loss does with it; empty if it may."""
     own = jnp.result_type(leaf)
     if jnp.issubdtype(own, jnp.complexfloating):
         return "the parameter is complex"
@@ -138,10 +138,10 @@ def _reason(leaf, dtype) -> str:
 
 
 def _misused(jaxpr: jex.Jaxpr, inputs: Collection) -> dict:
-    """Which linear inputs cannot be added to in place, and why, from how the linear program uses them.
+    """Linear inputs that cannot be added to in place -> why, told from how the linear program uses them.
 
-    Two places of one call (jit, scan, cond, …) that hold one input become two names of one mutable array inside, to
-    which JAX 0.10 adds wrongly.
+    A call (jit, scan, cond, …) that takes one input twice has two names for one mutable array inside, to which JAX
+    0.10 adds wrongly.
     """
     found: dict = {}
     for eqn in jaxpr.eqns:

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from jaxmem import LossOutput, Sum, WeightedMean
-from jaxmem.accumulate._independent import independent_rows
+from jaxmem.accumulate import separable_by_rows
 from tests.accumulate.problems import token_batch, token_loss, token_params
 
 X = jnp.ones((8, 6))
@@ -14,7 +14,7 @@ W = jnp.ones((6, 6))
 
 
 def verdict(loss, params=W, batch=X, **options):
-    return independent_rows(loss, params, batch, **options)
+    return separable_by_rows(loss, params, batch, **options)
 
 
 def mlp(w, x):

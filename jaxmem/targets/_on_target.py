@@ -1,4 +1,4 @@
-"""Within a target: arrays and functions that name no device are traced and lowered for it."""
+"""Tracing and lowering for a target that is not this machine's default device."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,12 @@ from jaxmem.targets._target import Target
 
 @dataclasses.dataclass(kw_only=True)
 class Scope:
-    """What was noticed while tracing: `notes` for the report's warnings."""
+    """What tracing for a target revealed; `notes` are for the report's warnings.
+
+    Args:
+      platform: of the target.
+      asked: places in the source that asked for the default backend.
+    """
 
     platform: str
     asked: list[str]
@@ -31,21 +36,21 @@ class Scope:
         places = list(dict.fromkeys(self.asked))
         shown = f"{', '.join(places[:3])}{', …' if len(places) > 3 else ''}"
         return (
-            f"The program reads jax.default_backend() ({shown}): it was "
-            f"answered {self.platform!r}, as on the target, while what else it asks JAX about this machine is not.",
+            f"The program reads jax.default_backend() ({shown}): it got {self.platform!r}, as on the target; its other "
+            "questions to JAX about this machine are answered for this machine.",
         )
 
 
 @contextlib.contextmanager
 def on_target(target: Target) -> Iterator[Scope]:
-    """Within it, arrays and functions that name no device are traced and lowered for `target`.
+    """A context in which arrays and functions that name no device are traced and lowered for `target`.
 
-    For devices that are not here `jax.set_mesh` of `target.mesh` is entered, so that bare PartitionSpecs and a
-    `jax.shard_map` without a mesh mean the target's. Nothing can be *run* within.
+    For a deviceless target it sets `target.mesh`, so that bare PartitionSpecs and a `jax.shard_map` without a mesh use
+    the target's. Nothing can be *run* in it.
 
     Raises:
-      RetargetError: the program is tied to devices of this machine by a mesh that it closes over, or runs something, or
-        (on a GPU) calls Python back.
+      RetargetError: the program closes over a mesh of this machine, runs an operation, or (on a GPU) contains a
+        callback to Python.
     """
     if target.deviceless:
         with _compat.answering_default_backend(target.platform) as asked, _explained(target), jax.set_mesh(target.mesh):
@@ -53,7 +58,7 @@ def on_target(target: Target) -> Iterator[Scope]:
         return
     scope = Scope(platform=target.platform, asked=[])
     if target.platform == jax.default_backend():
-        yield scope  # entering a default device here would only miss the caller's trace caches
+        yield scope  # setting a default device would only miss the caller's trace caches
         return
     with jax.default_device(jax.local_devices(backend=target.platform)[0]):
         yield scope
@@ -61,7 +66,7 @@ def on_target(target: Target) -> Iterator[Scope]:
 
 @contextlib.contextmanager
 def _explained(target: Target) -> Iterator[None]:
-    """Turns JAX's errors about devices of another platform into one that names the place."""
+    """Turns JAX's errors about devices of another platform into a RetargetError that names the place."""
     try:
         yield
     except (ValueError, AttributeError, RuntimeError) as error:
@@ -82,7 +87,7 @@ def _explained(target: Target) -> Iterator[None]:
             ) from error
         if any(frame.f_code.co_name == "emit_python_callback" for frame, _ in traceback.walk_tb(error.__traceback__)):
             raise RetargetError(
-                wanted=f"a program without callbacks to Python, which JAX makes only where the {target.platform} is",
+                wanted=f"a program without callbacks to Python, which JAX compiles only if a {target.platform} is here",
                 got=f"one with {_callback(error)}",
                 do="Leave jax.debug.print, jax.debug.callback, jax.pure_callback and io_callback out of what is "
                 "analysed, or analyse it for cpu or a TPU.",
@@ -91,7 +96,7 @@ def _explained(target: Target) -> Iterator[None]:
 
 
 def _callback(error: BaseException) -> str:
-    """The callback whose lowering failed, and its place in the source."""
+    """The callback whose lowering failed, and its source line."""
     equation = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         local = frame.f_locals.get("eqn")
@@ -114,7 +119,7 @@ def _foreign_mesh(message: str) -> str:
 
 
 def _where(error: BaseException, message: str) -> str:
-    """File, line and source of the user's code that an error is about."""
+    """File, line and source of the user's code that raised an error."""
     found = re.search(r" at (\S+?):(\d+)(?::\d+)?", message)
     if found:
         file, line = found.group(1), int(found.group(2))
