@@ -11,12 +11,10 @@ import jax.numpy as jnp
 from jaxmem._compat import called_jaxprs, checkpoint_name_of, prevents_cse
 from jaxmem.errors import RematWithoutEffect
 from jaxmem.policy import Policy, as_policy, matches
-from jaxmem.remat._kept import kept_values, num_bytes
-from jaxmem.remat._offers import Offers, check_names
+from jaxmem.remat._queries import PolicyQueries, check_names
 from jaxmem.remat._residuals import Residual, ResidualTable, residuals
-from jaxmem.remat.blocks import find_blocks
-from jaxmem.remat.blocks._facts import is_nested_scan
-from jaxmem.remat.blocks._marked import without_marked
+from jaxmem.remat.blocks import find_blocks, without_marked
+from jaxmem.remat.jaxprs import is_nested_scan, num_bytes, vjp_residuals
 
 _LOOPS = ("scan", "while")
 _NEARLY_ALL = 0.9  # a block that makes this share of a loss's values is the whole loss
@@ -67,8 +65,8 @@ def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = N
     The dots rule of dots kept nothing: ...
     """
     policy = as_policy(policy)
-    offers = Offers()
-    traced = jax.make_jaxpr(loss(offers.checkpoint))(*args)
+    queries = PolicyQueries()
+    traced = jax.make_jaxpr(loss(queries.checkpoint))(*args)
 
     def again(*args):  # the user's Python code runs once
         return jex.jaxpr_as_fun(traced)(*jax.tree.leaves(args))
@@ -76,7 +74,7 @@ def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = N
     table = residuals(again, *args, argnums=argnums)
     if policy.keeps_everything:
         return Examination(residuals=table)
-    if not offers.blocks:
+    if not queries.blocks:
         raise RematWithoutEffect(
             wanted=f"a loss that marks its blocks, for remat={str(policy)!r}",
             got="a loss that declares `memory` but marks none, so the setting has nowhere to apply",
@@ -84,21 +82,21 @@ def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = N
             "from_linen(Net(), ...) for a function of it: then the layers are found.",
         )
     program, inside = traced.jaxpr, _inside(traced.jaxpr)
-    if inside and not offers.answer(policy):
+    if inside and not queries.answer(policy):
         _differentiate(again, args, argnums)
-    check_names(policy, offers.names, where="a block of the loss", in_program=_names(program))
+    check_names(policy, queries.names, where="a block of the loss", in_program=_names(program))
     warnings = [
         *_empty(program),
-        *_dots(policy, offers),
+        *_dots(policy, queries),
         *_barriers(program),
         *_whole(program),
-        *_offloads(policy, offers, table),
+        *_offloads(policy, queries, table),
     ]
     return Examination(
         residuals=table,
         warnings=tuple(warnings),
-        names=tuple(sorted(offers.names)),
-        blocks=offers.blocks,
+        names=tuple(sorted(queries.names)),
+        blocks=queries.blocks,
         inside=inside,
         outside=lambda: _outside(traced, args, argnums),
     )
@@ -112,8 +110,8 @@ def _outside(traced, args, argnums: int | None) -> tuple[Residual, ...]:
     return residuals(lambda *args: program(traced.consts, *jax.tree.leaves(args)), *args, argnums=argnums).rows
 
 
-def _dots(policy: Policy, offers: Offers) -> list[str]:
-    if policy.dots == "none" or offers.dots:
+def _dots(policy: Policy, queries: PolicyQueries) -> list[str]:
+    if policy.dots == "none" or queries.dots:
         return []
     reason = (
         "no block has a matrix product without batch dimensions (batched and vmapped products have some). "
@@ -137,7 +135,7 @@ def _empty(program) -> list[str]:
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         some, others = ([x for x, yes in zip(shapes, floats, strict=True) if yes is kind] for kind in (True, False))
         try:
-            if inner.constvars or kept_values(call, some, others, argnums=0)[1]:
+            if inner.constvars or vjp_residuals(call, some, others, argnums=0)[1]:
                 return []
         except Exception:  # it cannot be traced alone, as within a shard_map
             return []
@@ -170,13 +168,13 @@ def _whole(program) -> list[str]:
     return []
 
 
-def _offloads(policy: Policy, offers: Offers, table: ResidualTable) -> list[str]:
+def _offloads(policy: Policy, queries: PolicyQueries, table: ResidualTable) -> list[str]:
     moved = {row.name for row in table.rows if row.memory == "host"}
     idle = [
         pattern
         for pattern in policy.offload
         if not any(matches(pattern, name) for name in moved if name is not None)
-        and any(matches(pattern, name) and policy.fate(name) == "offload" for name in offers.names)
+        and any(matches(pattern, name) and policy.fate(name) == "offload" for name in queries.names)
     ]
     return [
         f"Offloading {pattern!r} moves nothing: the backward pass does not need that value. The output of a scan's "

@@ -7,12 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxmem._compat import prevents_cse
 from jaxmem.errors import InputError
-from jaxmem.remat._arguments import is_a, is_linen, is_nnx, partition
-from jaxmem.remat._closures import call_explained
-
-WATCH = "watch_names"  # the primitive through which the results of a watched block pass; see _watch.py
+from jaxmem.remat._arguments import call_explained, is_a, is_linen, is_nnx, partition
 
 
 class Options(NamedTuple):
@@ -170,9 +166,3 @@ def _module_class(cls, methods, names, options, hooks):
 
 def _is_module_class(x) -> bool:
     return inspect.isclass(x) and (is_a(x, "flax.linen", "Module") or is_a(x, "flax.nnx", "Module"))
-
-
-def is_checkpoint(jaxpr) -> bool:
-    """Whether a program is one checkpoint and nothing else, watched or not."""
-    blocks = [prevents_cse(eqn) is not None for eqn in jaxpr.eqns if eqn.primitive.name != WATCH]
-    return blocks == [True]

@@ -10,8 +10,8 @@ from jax.sharding import AbstractMesh, AxisType
 from benchmarks._stacks import STACKS
 from jaxmem import Workload, analyze, make_train_step
 from jaxmem.remat import auto, fit_budget
-from jaxmem.remat.auto import Decision
-from jaxmem.remat.auto._assign import plain, smallest
+from jaxmem.remat.auto import ResidualPlan
+from jaxmem.remat.auto._assignment import plain, smallest
 from jaxmem.targets import resolve_target
 from jaxmem.train._budget import pose_step
 from tests.deviceless.compiling import _PACKAGES, TARGETS, compile_on, require
@@ -54,7 +54,7 @@ def test_bytes_of_a_sharded_batch_are_one_devices():
     assert problem.plain_bytes == pytest.approx(pose_step(make_train_step(workload), target).plain_bytes / 8, rel=0.01)
     peaks, sizes = [], []
     for choice in (smallest(problem), plain(problem)):
-        chosen = step.with_decision(Decision(problem=problem, assignment=choice))
+        chosen = step.with_decision(ResidualPlan(problem=problem, assignment=choice))
         peaks.append(analyze(chosen, target=target).peak_bytes)
         sizes.append(choice.total_bytes)
     assert peaks[1] - peaks[0] == pytest.approx(sizes[1] - sizes[0], rel=0.3)

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxmem._compat import called_jaxprs, effect_names
-from jaxmem.errors import ConfigError
-from jaxmem.remat._kept import num_bytes
 from jaxmem.remat.auto._costs import (
     COLLECTIVES,
     VIEWS,
@@ -20,7 +18,7 @@ from jaxmem.remat.auto._costs import (
 )
 from jaxmem.remat.auto._forward import Forward, happens_once
 from jaxmem.remat.auto._rates import Rates
-from jaxmem.remat.blocks._facts import is_value
+from jaxmem.remat.jaxprs import is_value, num_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,19 +225,3 @@ def _is_fused(forward: Forward, v, residuals: set, constant: set[int]) -> bool:
         if v in residuals:
             return True
     return False
-
-
-def check_function(fn) -> None:
-    """ConfigError for what is no function of arrays: steps have `fit_budget`."""
-    if not callable(fn) or hasattr(fn, "fit_budget"):
-        raise ConfigError(
-            wanted="a differentiable function of arrays, such as a loss",
-            got=f"a {type(fn).__name__}",
-            do='For a workload or a step use MemoryConfig(remat="auto:6GiB") or remat.fit_budget.',
-        )
-
-
-def check_objective(objective: str) -> None:
-    """ConfigError for what is no objective."""
-    if objective not in ("seconds", "flops"):
-        raise ConfigError(wanted='objective to be "seconds" or "flops"', got=repr(objective), do="Choose one of them.")

@@ -11,9 +11,8 @@ import math
 
 from jaxmem._compat import called_jaxprs
 from jaxmem._product_flops import product_flops
-from jaxmem.remat._kept import num_bytes
 from jaxmem.remat.auto._rates import Rates
-from jaxmem.remat.blocks._facts import is_value
+from jaxmem.remat.jaxprs import is_value, num_bytes
 
 VIEWS = frozenset(
     """broadcast_in_dim reshape squeeze expand_dims convert_element_type slice split iota name copy copy_p

@@ -11,12 +11,10 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 
-from jaxmem._compat import effect_names
-from jaxmem.remat.auto._inline import inlined
-from jaxmem.remat.blocks._facts import is_value
-from jaxmem.remat.blocks._run import function_of
+from jaxmem._compat import called_jaxprs, effect_names
+from jaxmem.remat.auto._costs import COLLECTIVES
+from jaxmem.remat.jaxprs import function_of, inlined, is_float, is_value, num_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,11 +128,6 @@ def happens_once(eqn) -> bool:
     return bool(effect_names(eqn) - {"NamedAxisEffect"})
 
 
-def is_float(aval) -> bool:
-    """Whether an abstract value can be differentiated."""
-    return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.inexact)
-
-
 def _beside_known(eqn, known):
     """The equation, with other variables for outputs that are known: it runs for the rest of what it makes."""
     if not any(v in known for v in eqn.outvars):
@@ -144,3 +137,41 @@ def _beside_known(eqn, known):
 
 def _new_variable(aval):
     return jax.make_jaxpr(lambda x: x)(aval).jaxpr.invars[0]
+
+
+def to_name(forward: Forward, v):
+    """The variable whose `checkpoint_name` keeps `v`, or what `v` is a cheap operation away from.
+
+    A rule of differentiation that reads what its own operation made, like that of tanh, reads it before any name is on
+    it. There it is the operand that a name keeps; `v` itself where the operand has more bytes.
+    """
+    made = forward.made_at.get(v)
+    if made is None or not _reads_own_output(forward.jaxpr.eqns[made]):
+        return v
+    operands = [u for u in forward.jaxpr.eqns[made].invars if is_value(u) and is_float(u.aval)]
+    largest = max(operands, key=lambda u: num_bytes(u.aval), default=v)
+    return largest if num_bytes(largest.aval) <= num_bytes(v.aval) else v
+
+
+def _reads_own_output(eqn) -> bool:
+    """Whether an operation's derivative is made of its result."""
+    floats = [is_value(u) and is_float(u.aval) for u in eqn.invars]
+    if any(called_jaxprs(eqn)) or eqn.primitive.multiple_results or not any(floats):
+        return False
+    if eqn.primitive.name in COLLECTIVES:  # which want the axes of a mesh round them
+        return False
+
+    def differentiated(*values):
+        outs, pull_back = jax.vjp(functools.partial(eqn.primitive.bind, **eqn.params), *values)
+        return [outs, *jax.tree.leaves(pull_back)]
+
+    try:
+        jaxpr = jax.make_jaxpr(differentiated)(*[u.aval if is_value(u) else u.val for u in eqn.invars]).jaxpr
+    except (TypeError, ValueError, NameError, NotImplementedError):  # what has no derivative, or not by itself
+        return False
+    out, *residuals = jaxpr.outvars
+    reached = {out}
+    for each in jaxpr.eqns:
+        if any(u in reached for u in each.invars if is_value(u)):
+            reached.update(each.outvars)
+    return any(u in reached for u in residuals if is_value(u))

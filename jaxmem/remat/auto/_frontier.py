@@ -12,14 +12,14 @@ from jaxmem._blame import is_own_fault, reason, whole_tracebacks
 from jaxmem._display import renderers
 from jaxmem._units import format_bytes, format_flops, format_seconds
 from jaxmem.remat._checkpoint import checkpoint_unchecked
-from jaxmem.remat._table import aligned
-from jaxmem.remat.auto._assign import Assignment, plain, smallest, within
-from jaxmem.remat.auto._candidates import check_function, check_objective
+from jaxmem.remat._residuals import aligned
+from jaxmem.remat.auto._assignment import Assignment, plain, smallest, standard
+from jaxmem.remat.auto._auto import check_function, check_objective
 from jaxmem.remat.auto._costs import jaxpr_cost
-from jaxmem.remat.auto._decision import Call
-from jaxmem.remat.auto._problem import Program, pose, program_of
+from jaxmem.remat.auto._problem import Program, problem_of, program_of
 from jaxmem.remat.auto._rates import Rates
-from jaxmem.remat.auto._standard import standard
+from jaxmem.remat.auto._within import within
+from jaxmem.remat.jaxprs import Call, is_float
 from jaxmem.targets import Target, in_mesh, mesh_of, resolve_target
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def frontier(
     def found_for(args, kwargs) -> Frontier:
         call = Call(fn, args, kwargs)
         program = program_of(call, call.leaves)
-        problem = pose(program, rates)
+        problem = problem_of(program, rates)
         least, most = smallest(problem, objective=objective).total_bytes, plain(problem).total_bytes
         found: list[Assignment] = []
         for size in np.geomspace(max(1, least), max(1, most, least), points):
@@ -191,6 +191,6 @@ def gradient_flops(program: Program, fn: Callable[..., list], rates: Rates) -> f
 
 
 def _ones(out: Any):
-    if jax.numpy.issubdtype(out.dtype, jax.numpy.inexact):
+    if is_float(out):
         return jax.numpy.ones_like(out)
     return np.zeros(out.shape, jax.dtypes.float0)

@@ -1,4 +1,4 @@
-"""`Search`: trials of choices against a compiled peak, and what to try next."""
+"""`fit`: choices whose compiled peak stays within a budget. The model proposes, the compiler decides."""
 
 import dataclasses
 import functools
@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jaxmem._units import format_apart
 from jaxmem.errors import BudgetInfeasible
-from jaxmem.remat.auto._assign import Assignment, assign, plain, smallest, within
-from jaxmem.remat.auto._nested import nested
+from jaxmem.remat.auto._assignment import Assignment, nested, plain, repriced, smallest, standard
 from jaxmem.remat.auto._problem import Problem
-from jaxmem.remat.auto._standard import repriced, standard
+from jaxmem.remat.auto._within import assign, within
 
+MAX_COMPILES = 6
 REFUSED = 2**63  # the peak of a choice that JAX or the compiler refuses: over every budget
 _CLOSE = 0.99  # a peak of this share of the budget is not worth another compile
 _MARGIN = 0.002  # of the budget: how far below it to aim
@@ -250,3 +250,40 @@ class Search:
         by_seconds = self.objective == "seconds" and all(t.seconds is not None for t in fitting)
         worth = lambda t: (t.seconds if by_seconds else t.assignment.price, t.peak_bytes)  # noqa: E731
         return Fitted(best=min(fitting, key=worth), trials=tuple(self.trials), compiles=self.compiles)
+
+
+def fit(
+    problem: Problem,
+    budget_bytes: int,
+    measure: Callable[[Assignment], Measured],
+    *,
+    objective: str = "seconds",
+    offload: bool = False,
+    start_bytes: int = 0,
+    max_compiles: int = MAX_COMPILES,
+    earlier: Sequence[Trial] = (),
+) -> Fitted:
+    """Solves, compiles, corrects the model by what the compiler needed, and solves again.
+
+    What the compiler says of a step's seconds is worth more than a model of them: with the objective "seconds", and
+    where there is such an estimate, compiles that are left go to what JAX's built-in policies keep and to the solution
+    that recomputes the least, as far as these are likely to stay within the budget, and the fastest is taken.
+
+    Args:
+      problem: the blocks.
+      budget_bytes: for the compiled peak.
+      measure: compiles a choice.
+      objective, offload: as of `auto`.
+      start_bytes: what the program needs besides, as far as it is known: its arguments.
+      max_compiles: at most so many.
+      earlier: what is known of the same problem on the same target, for whatever objective: with it, the first
+        proposal is corrected already, and a larger budget never gets a worse choice.
+
+    Raises:
+      BudgetInfeasible: naming the smallest peak reached.
+    """
+    search = Search(problem, budget_bytes, measure, objective, offload, max_compiles, earlier)
+    search.by_size(float(budget_bytes - start_bytes))
+    search.hopeful()
+    search.others()
+    return search.result()

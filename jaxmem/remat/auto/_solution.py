@@ -6,15 +6,14 @@ import json
 import math
 from typing import Any
 
+from jaxmem._source import source_line
 from jaxmem._units import format_bytes, format_seconds
 from jaxmem.policy import Policy
-from jaxmem.remat._origin import origin, source_line
-from jaxmem.remat._residuals import Residual
-from jaxmem.remat._table import aligned
-from jaxmem.remat.auto._assign import Assignment
-from jaxmem.remat.auto._forward import Forward
-from jaxmem.remat.auto._naming import to_name
+from jaxmem.remat._residuals import Residual, aligned
+from jaxmem.remat.auto._assignment import Assignment
+from jaxmem.remat.auto._forward import Forward, to_name
 from jaxmem.remat.auto._problem import Problem
+from jaxmem.remat.jaxprs import origin
 
 FATES = ("keep", "offload", "recompute")
 _WORTH_A_NAME = 0.01

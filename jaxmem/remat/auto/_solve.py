@@ -16,13 +16,15 @@ whole graphs instead of blocks.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from jaxmem._stdout import stdout_to_stderr
 from jaxmem.remat.auto._candidates import Candidates, Choice, Weights
-from jaxmem.remat.auto._milp import Minimum, Rows, minimise
 
 TIME_LIMIT_SECONDS = 10.0
+_GAP = 1e-3  # of the price, at which HiGHS stops
 _LARGE = 0.002  # of the budget: choices that differ in less are the same to a compiler
 _HEAVY = 0.01  # of a block's price of running all of it again: an equation whose running again tells choices apart
 
@@ -114,6 +116,28 @@ def relaxed_price(groups: Sequence[Group], limits: Limits, objective: str) -> fl
 def heavy(weights: Weights) -> np.ndarray:
     """Per equation, whether choices that run it again and choices that do not are worth telling apart."""
     return weights.run > _HEAVY * weights.run.sum()
+
+
+class Rows(NamedTuple):
+    """Constraints `lower <= A x`, as the non-zeros of A.
+
+    Args:
+      rows, columns, values: of the non-zeros.
+      lower: per row.
+    """
+
+    rows: Sequence[int]
+    columns: Sequence[int]
+    values: Sequence[float]
+    lower: Sequence[float]
+
+
+class Minimum(NamedTuple):
+    """The best solution found: its variables, its cost, and what no solution is cheaper than."""
+
+    x: np.ndarray
+    cost: float
+    bound: float
 
 
 class _Program:
@@ -235,3 +259,25 @@ class _Program:
             read = group.candidates.read(Choice(tuple(kept), tuple(away)))
             found.append(Choice(*(tuple(v for v in sorted(each) if read[v]) for each in (kept, away))))
         return tuple(found)
+
+
+def minimise(cost, rows: Rows, *, low, high, integral, seconds: float) -> Minimum | None:
+    """The cheapest `x` with `low <= x <= high`, integers where `integral`; None where none was found in time."""
+    import scipy.optimize  # half a second that only a budget is worth
+    import scipy.sparse
+
+    scale = max(float(np.max(np.abs(cost), initial=0.0)), 1e-300)
+    shape = (len(rows.lower), len(cost))
+    matrix = scipy.sparse.csc_matrix((rows.values, (rows.rows, rows.columns)), shape=shape)
+    with stdout_to_stderr():  # HiGHS at times prints a line that nobody asked for
+        found = scipy.optimize.milp(
+            np.asarray(cost) / scale,
+            constraints=scipy.optimize.LinearConstraint(matrix, np.asarray(rows.lower), np.inf),  # pyright: ignore
+            integrality=np.asarray(integral),
+            bounds=scipy.optimize.Bounds(np.asarray(low), np.asarray(high)),  # pyright: ignore
+            options={"mip_rel_gap": _GAP, "time_limit": seconds},
+        )
+    if found.x is None:
+        return None
+    bound = found.fun if found.mip_dual_bound is None else found.mip_dual_bound
+    return Minimum(found.x, float(found.fun) * scale, float(bound) * scale)

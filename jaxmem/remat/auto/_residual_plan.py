@@ -1,4 +1,4 @@
-"""`realise`: a block that keeps what was chosen, as a function with its own derivative.
+"""`ResidualPlan`: what becomes of the residuals of a function's blocks, and the function with that realised.
 
 `jax.checkpoint` chooses among values of the function before it is differentiated, by the operation that makes them;
 here any value may be kept, also those that only the derivative has. Forward-mode differentiation of the block itself
@@ -6,17 +6,107 @@ is the price; gradients of gradients work, since both rules are programs.
 """
 
 import collections
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jaxmem._compat import pull_back, varying_axes, without_tangents
-from jaxmem.remat.auto._forward import Forward, is_float
+from jaxmem._compat import pull_back, varying_axes
+from jaxmem.remat.auto._assignment import Assignment
+from jaxmem.remat.auto._candidates import Candidates, Choice, candidates
+from jaxmem.remat.auto._forward import Forward, capture
+from jaxmem.remat.auto._problem import Problem, Program, program_of
+from jaxmem.remat.auto._solution import Solution, describe
+from jaxmem.remat.auto._solve import Group, Limits, solve
+from jaxmem.remat.jaxprs import RECOMPUTED, Call, is_float, with_rule
 
-# JAX's own label on what a checkpoint computes a second time; counts of a compiled step's FLOPs go by it.
-_RECOMPUTED = "rematted_computation"
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ResidualPlan:
+    """What becomes of the residuals of a function's blocks.
+
+    Args:
+      problem: the blocks.
+      assignment: the choice for each.
+      peak_bytes: of the program that it was made for, as compiled; None where nothing was.
+      compiles: how many programs were compiled to make it.
+    """
+
+    problem: Problem
+    assignment: Assignment
+    peak_bytes: int | None = None
+    compiles: int = 0
+
+    def __repr__(self) -> str:
+        known = f"{self.peak_bytes:,} bytes, {self.compiles} compiles" if self.peak_bytes else "modelled"
+        return f"ResidualPlan({len(self.assignment.choices)} blocks, peak {known})"
+
+    def solution(self, *, budget_bytes: int | None = None, more: float | None = None) -> Solution:
+        """What was decided, readable."""
+        return describe(self.problem, self.assignment, budget_bytes=budget_bytes, more=more, peak_bytes=self.peak_bytes)
+
+    def apply(self, fn: Callable) -> Callable:
+        """The function that was posed, or one with the same blocks, with the choices realised."""
+
+        def decided(*args, **kwargs):
+            call = Call(fn, args, kwargs)
+            program = program_of(call, call.leaves)
+            return call.result(apply_choices(program, self.problem, self.assignment)(*program.consts, *call.leaves))
+
+        return decided
+
+
+def apply_choices(program: Program, problem: Problem, assignment: Assignment) -> Callable[..., list]:
+    """The program with its blocks realised, as a function of its constants and arguments.
+
+    Each block keeps its names, scopes and source lines.
+    """
+    free = {part.name: part.free for part in program.parts}
+
+    def wrap(fn, *, scanned, name):
+        if name not in assignment.choices:
+            # Nothing differentiated it when the problem was posed; a block that was not there is kept small.
+            return fn if name in problem.free else jax.checkpoint(fn, prevent_cse=not scanned)
+        expected, choice = problem.groups[problem.group_of[name]].candidates, assignment.choices[name]
+        if choice == expected.plain:
+            return fn
+        if choice == expected.least and not expected.fixed.any():
+            return jax.checkpoint(fn, prevent_cse=not scanned)
+
+        def decide(differentiated, inputs):
+            forward = capture(fn, inputs, differentiated)
+            found = candidates(forward, free[name], problem.rates)
+            made = choice if _alike(found, expected) else _again(found, expected, choice)
+            values = found.values
+            return forward, [values[i] for i in made.kept], [values[i] for i in made.offloaded]
+
+        return realise(fn, decide, scanned=scanned)
+
+    return program.apply(wrap, assignment.segments)
+
+
+def _alike(found: Candidates, expected: Candidates) -> bool:
+    """Whether a choice for one is a choice for the other: the same operations, of however many rows."""
+    return (
+        _operations(found) == _operations(expected)
+        and found.reads == expected.reads
+        and found.is_residual.tolist() == expected.is_residual.tolist()
+        and found.is_input.tolist() == expected.is_input.tolist()
+    )
+
+
+def _operations(c: Candidates) -> list[str]:
+    return [c.forward.jaxpr.eqns[e].primitive.name for e in c.equations]
+
+
+def _again(found: Candidates, expected: Candidates, choice: Choice) -> Choice:
+    """A block that is differentiated by other inputs than was thought: the same share of its residuals, chosen anew."""
+    share = expected.kept_bytes(choice) / max(1, expected.kept_bytes(expected.plain))
+    size = max(share * found.kept_bytes(found.plain), found.kept_bytes(found.least))
+    solved = solve([Group(candidates=found)], Limits(budget_bytes=size, working=False), "seconds")
+    return solved.choices[0] if solved else found.least
 
 
 def realise(
@@ -33,10 +123,6 @@ def realise(
       scanned: the block is the body of a scan, where nothing can merge the recomputation with the first computation.
     """
     decided = {}
-
-    @jax.custom_vjp
-    def block(*args):
-        return list(fn(*args))
 
     def forward(*primals):
         inputs = [p.value for p in primals]
@@ -56,11 +142,7 @@ def realise(
     def backward(saved, cotangents):
         return tuple(saved(cotangents))
 
-    block.defvjp(forward, backward, symbolic_zeros=True)
-
-    def realised(*args):
-        return without_tangents(block(*args))
-
+    realised = with_rule(fn, forward, backward)
     realised.has_own_rule = True  # pyright: ignore[reportFunctionMemberAccess]  what `evaluate` asks
     return realised
 
@@ -87,7 +169,7 @@ class _Backward:
             arrays = iter(arrays)
             cotangents = [next(arrays) if _is_array(c) else c for c in cotangents]
         values = dict(zip((*names, *away), (*device, *map(to_device, host)), strict=True))
-        with jax.named_scope(_RECOMPUTED):
+        with jax.named_scope(RECOMPUTED):
             residuals = program.evaluate(program.residuals, values)
         gradients = iter(pull_back(jax.tree.unflatten(program.vjp_tree, residuals), list(cotangents)))
         return [next(gradients) if yes else None for yes in program.differentiated]

@@ -1,18 +1,17 @@
 """Where a value of a traced program comes from: its operation, name, module and source line."""
 
 import dataclasses
+import functools
 import re
 
-import jax.extend.core as jex
-
-from jaxmem._compat import called_jaxprs, checkpoint_name_of
+from jaxmem._compat import called_jaxprs, checkpoint_name_of, name_stack
 from jaxmem._source import is_library, source_line
-from jaxmem.remat._wrap import WATCH
+from jaxmem.remat.jaxprs._equations import WATCH, is_value
 
 # Operations that hand a value on: what made it is further up.
 _TRANSPARENT = frozenset({"device_put", "copy", "copy_p", "reduce_precision", "optimization_barrier", WATCH})
-# What transformations add to a name stack; the rest are modules and named scopes.
-_TRANSFORMS = re.compile(r"\b(jvp|transpose|vmap|linearize)\(")
+# What transformations put round a scope; the rest of a name stack are modules and named scopes.
+_TRANSFORMS = re.compile(r"\b(?:jvp|transpose|vmap|pmap|linearize|jit|shard_map|checkpoint|rematted_computation)\(")
 _CALLS = re.compile(r"([^/]+)\.call(?:/\1(?=/|$))?")
 _SCOPES = frozenset({"checkpoint", "rematted_computation", "while", "body", "cond", "closed_call"})
 
@@ -44,7 +43,7 @@ def _follow(jaxpr, var, name, outer, module, count) -> Origin:
         if given is not None or eqn.primitive.name in _TRANSPARENT:
             name = name or given
             var = eqn.invars[min(index, len(eqn.invars) - 1)]
-            if isinstance(var, jex.Literal):
+            if not is_value(var):
                 return _at(eqn, name, "constant", module, count, outer)
             continue
         inner = _called(eqn, index)
@@ -61,7 +60,7 @@ def _follow(jaxpr, var, name, outer, module, count) -> Origin:
             return _carry(jaxpr, eqn, index, name, module, count, outer[:-1])
         # cond has its predicate in front of what the branches are given
         value = eqn.invars[index + len(eqn.invars) - len(jaxpr.invars)]
-        if not isinstance(value, jex.Literal):
+        if is_value(value):
             return _follow(above, value, name, outer[:-1], module_above, count)
     what = "argument" if var in jaxpr.invars else "constant"
     return _at(last, name, what, module, count, outer) if last is not None else Origin(name, what, module, "", count)
@@ -92,7 +91,7 @@ def _called(eqn, index: int):
     if eqn.primitive.name == "while":
         return None
     for inner in called_jaxprs(eqn):
-        if len(inner.outvars) == len(eqn.outvars) and not isinstance(inner.outvars[index], jex.Literal):
+        if len(inner.outvars) == len(eqn.outvars) and is_value(inner.outvars[index]):
             return inner
     return None
 
@@ -125,10 +124,19 @@ def _rank(atom) -> int:
     return len(getattr(atom.aval, "shape", ()))
 
 
+@functools.lru_cache(maxsize=4096)
+def _split(stack: str) -> tuple[str, ...]:
+    plain = _TRANSFORMS.sub("", stack).replace(")", "") if "(" in stack else stack
+    return tuple(part for part in plain.split("/") if part)
+
+
+def scopes_of(eqn) -> tuple[str, ...]:
+    """The modules and named scopes of an equation, outermost first, without what transformations put round them."""
+    return _split(name_stack(eqn))
+
+
 def _module(eqn) -> str:
-    """The path of modules and named scopes, without what transformations put round it."""
-    text = _TRANSFORMS.sub("(", str(eqn.source_info.name_stack)).replace("(", "").replace(")", "")
-    return "/".join(part for part in text.split("/") if part and part not in _SCOPES)
+    return "/".join(part for part in scopes_of(eqn) if part not in _SCOPES)
 
 
 def _join(outer: str, inner: str) -> str:
