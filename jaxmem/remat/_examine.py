@@ -14,7 +14,7 @@ from jaxmem.policy import Policy, as_policy, matches
 from jaxmem.remat._queries import PolicyQueries, check_names
 from jaxmem.remat._residuals import Residual, ResidualTable, residuals
 from jaxmem.remat.blocks import find_blocks, without_marked
-from jaxmem.remat.jaxprs import is_nested_scan, num_bytes, vjp_residuals
+from jaxmem.remat.jaxprs import equations_in, is_float, is_nested_scan, num_bytes, vjp_residuals
 
 _LOOPS = ("scan", "while")
 _NEARLY_ALL = 0.9  # a block that makes this share of a loss's values is the whole loss
@@ -29,8 +29,8 @@ class Examination:
       warnings: sentences on what the policy does not do, with the reason.
       names: the names that the policy was offered.
       blocks: number of calls of blocks in the traced program; a scan's body is called once.
-      outside: tells what is kept outside of blocks whatever the policy, value by value, by one more trace; None where
-        nothing was asked of a policy.
+      outside: traces once more, and returns what is kept outside of blocks whatever the policy; None for a policy that
+        keeps everything.
       inside: there are blocks in something that is recomputed as a whole (a segment of `nested_scan`, a
         checkpoint of the user's own). What they keep, they keep while that is recomputed, so that the
         policy shows in the peak and not in the residuals of the forward pass.
@@ -84,7 +84,8 @@ def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = N
     program, inside = traced.jaxpr, _inside(traced.jaxpr)
     if inside and not queries.answer(policy):
         _differentiate(again, args, argnums)
-    check_names(policy, queries.names, where="a block of the loss", in_program=_names(program))
+    names = {name for eqn in equations_in(program) if (name := checkpoint_name_of(eqn)) is not None}
+    check_names(policy, queries.names, where="a block of the loss", in_program=names)
     warnings = [
         *_empty(program),
         *_dots(policy, queries),
@@ -126,7 +127,7 @@ def _empty(program) -> list[str]:
     """No block keeps a value that it makes itself: there is nothing to recompute."""
     for _, _, inner in _blocks(program):
         avals: list[Any] = [v.aval for v in inner.invars]
-        floats = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
+        floats = [is_float(aval) for aval in avals]
 
         def call(some, others, inner=inner, floats=floats):
             some, others = iter(some), iter(others)
@@ -212,21 +213,12 @@ def _differentiate(fn: Callable, args, argnums: int | None) -> None:
         def total(*some):
             given = dict(enumerate(args)) | dict(zip(chosen, some, strict=True))
             outs = jax.tree.leaves(fn(*given.values()))
-            return sum(jnp.sum(out) for out in outs if jnp.issubdtype(out.dtype, jnp.inexact))
+            return sum(jnp.sum(out) for out in outs if is_float(out))
 
         out, pull_back = jax.vjp(total, *(args[i] for i in chosen))
         pull_back(jnp.ones_like(out))
 
     jax.eval_shape(backward, *args)
-
-
-def _names(jaxpr) -> set[str]:
-    found = set()
-    for eqn in jaxpr.eqns:
-        found |= {checkpoint_name_of(eqn)} - {None}
-        for inner in called_jaxprs(eqn):
-            found |= _names(inner)
-    return found
 
 
 def _made_bytes(jaxpr) -> int:

@@ -122,7 +122,7 @@ class ResidualTable:
 def residuals(fn: Callable, *args, argnums: int | None = None, policy: str | Policy | None = None) -> ResidualTable:
     """The values that `jax.vjp(fn, *args)` keeps, besides the arguments themselves; modelled.
 
-    A value kept twice counts once, and so does one that is an argument not at all: those bytes are there anyway.
+    Duplicates count once. Arguments do not count, since they are there anyway.
     The compiler may keep fewer (it fuses and recomputes cheap operations) or more (copies): residual
     bytes order policies, compiled bytes decide.
 

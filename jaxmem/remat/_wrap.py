@@ -22,8 +22,8 @@ class Hooks(NamedTuple):
     """What else happens at each call of a block; equal by value, like options.
 
     Args:
-      before: called with nothing.
-      results: called with the block's results, which it returns.
+      before: called without arguments, before the block.
+      results: called with the block's results, and returns them.
     """
 
     before: Callable[[], None] = lambda: None

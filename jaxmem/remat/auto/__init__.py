@@ -23,29 +23,3 @@ from jaxmem.remat.auto._solution import in_the_way as in_the_way
 from jaxmem.remat.auto._within import within_share as within_share
 
 Decision, pose_call = ResidualPlan, build_problem  # as `train` still calls them
-
-__all__ = [
-    "MAX_COMPILES",
-    "REFUSED",
-    "Assignment",
-    "Auto",
-    "Decision",
-    "Frontier",
-    "FrontierPoint",
-    "Measured",
-    "Problem",
-    "Rates",
-    "ResidualPlan",
-    "Solution",
-    "SolvedValue",
-    "Trial",
-    "auto",
-    "build_problem",
-    "describe",
-    "fit",
-    "fit_budget",
-    "frontier",
-    "in_the_way",
-    "pose_call",
-    "within_share",
-]

@@ -26,13 +26,13 @@ class Assignment:
     Args:
       choices: by the block's name.
       kept_bytes: by all blocks and outside of them, on the device; modelled.
-      outside_bytes: of these, outside of blocks and by the last: gone when the backward pass comes to the others.
+      outside_bytes: of these, outside of blocks and by the last block: freed before the others are differentiated.
       end_bytes: these, and the working set of the last block.
       host_bytes: in host memory.
       working_bytes: of the block with the largest working set.
       recompute_flops, recompute_seconds: what runs a second time.
       price: of the objective.
-      bound: no choice that keeps as little is cheaper; 0 where nothing was proven.
+      bound: a lower bound of prices within the same bytes; 0 where none was proven.
       segments: lengths of the segments in which scans are run, by the name of the block that is their body.
     """
 
@@ -50,7 +50,7 @@ class Assignment:
 
     @property
     def total_bytes(self) -> int:
-        """What a budget bounds: all that is kept, or, while blocks are differentiated, theirs and a working set."""
+        """What a budget bounds: the most that is there at once of kept values and working sets, modelled."""
         return self.kept_bytes - self.outside_bytes + max(self.end_bytes, self.working_bytes)
 
     @property
@@ -126,7 +126,7 @@ def assigned(problem: Problem, choices: dict[str, Choice], *, objective: str = "
 
 
 def standard(problem: Problem, *, objective: str = "seconds") -> dict[str, Assignment]:
-    """By the name: "full", "dots_no_batch", "dots", "none". They leave what comes after the last block alone."""
+    """By name, "full", "dots_no_batch", "dots", "none"; what follows the last block keeps everything."""
     kinds = {
         "full": lambda c: c.least,
         "dots_no_batch": lambda c: _products(c, batched=False),

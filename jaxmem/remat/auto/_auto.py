@@ -31,7 +31,7 @@ class Auto:
         """The choices for these arguments, arrays or `jax.ShapeDtypeStruct`s.
 
         Raises:
-          BudgetInfeasible: not even keeping nothing but the inputs of blocks stays within the budget or the share.
+          BudgetInfeasible: keeping the inputs of blocks alone exceeds the budget or the share.
         """
         problem = build_problem(self._fn, args, kwargs, self._rates)
         return ResidualPlan(problem=problem, assignment=self._assign(problem))
@@ -77,7 +77,7 @@ def auto(
       offload: whether values may wait in host memory. TPUs and GPUs have it.
 
     Raises:
-      ConfigError: for a budget or objective that is none. When called, BudgetInfeasible: no choice stays within.
+      ConfigError: for an invalid budget or objective. When called, BudgetInfeasible: no choice stays within the budget.
 
     >>> import jax, jax.numpy as jnp
     >>> def loss(weights, x):
@@ -151,6 +151,6 @@ def check_function(fn) -> None:
 
 
 def check_objective(objective: str) -> None:
-    """ConfigError for what is no objective."""
+    """ConfigError for an unknown objective."""
     if objective not in ("seconds", "flops"):
         raise ConfigError(wanted='objective to be "seconds" or "flops"', got=repr(objective), do="Choose one of them.")

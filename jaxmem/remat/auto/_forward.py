@@ -14,7 +14,7 @@ import jax.extend.core as jex
 
 from jaxmem._compat import called_jaxprs, effect_names
 from jaxmem.remat.auto._costs import COLLECTIVES
-from jaxmem.remat.jaxprs import function_of, inlined, is_float, is_value, num_bytes
+from jaxmem.remat.jaxprs import function_of, inlined, inputs_of, is_float, is_value, num_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,10 +79,10 @@ class Forward:
         env = dict(zip(self.jaxpr.constvars, self.consts, strict=True)) | known
         made = {v for eqn in eqns for v in eqn.outvars} - env.keys()
         outputs = list(dict.fromkeys(v for v in wanted if is_value(v) and v in made))
-        read = dict.fromkeys(v for eqn in eqns for v in eqn.invars if is_value(v) and v not in made)
         if eqns:
             eqns = [_beside_known(eqn, env) for eqn in eqns]
-            env.update(zip(outputs, function_of(eqns, list(read), outputs)(*[env[v] for v in read]), strict=True))
+            read = inputs_of(eqns)
+            env.update(zip(outputs, function_of(eqns, read, outputs)(*[env[v] for v in read]), strict=True))
         return [env[v] if is_value(v) else v.val for v in wanted]
 
 
@@ -129,7 +129,7 @@ def happens_once(eqn) -> bool:
 
 
 def _beside_known(eqn, known):
-    """The equation, with other variables for outputs that are known: it runs for the rest of what it makes."""
+    """The equation with new variables for outputs that are known already, so that only the others are set."""
     if not any(v in known for v in eqn.outvars):
         return eqn
     return eqn.replace(outvars=[_new_variable(v.aval) if v in known else v for v in eqn.outvars])
@@ -140,10 +140,10 @@ def _new_variable(aval):
 
 
 def to_name(forward: Forward, v):
-    """The variable whose `checkpoint_name` keeps `v`, or what `v` is a cheap operation away from.
+    """The variable to name so that `v` is kept, or is a cheap operation away from what is.
 
-    A rule of differentiation that reads what its own operation made, like that of tanh, reads it before any name is on
-    it. There it is the operand that a name keeps; `v` itself where the operand has more bytes.
+    The derivative of an operation like tanh reads the operation's result, before any name is on it. So there the
+    operand is named, unless it has more bytes than `v`.
     """
     made = forward.made_at.get(v)
     if made is None or not _reads_own_output(forward.jaxpr.eqns[made]):

@@ -154,18 +154,12 @@ def frontier(
 
 
 def _point(a: Assignment) -> FrontierPoint:
-    return FrontierPoint(
-        kept_bytes=a.kept_bytes,
-        total_bytes=a.total_bytes,
-        recompute_flops=a.recompute_flops,
-        recompute_seconds=a.recompute_seconds,
-        price=a.price,
-        bound=a.bound,
-    )
+    fields = (field.name for field in dataclasses.fields(FrontierPoint) if field.name != "name")
+    return FrontierPoint(**{name: getattr(a, name) for name in fields})
 
 
 def _of_policy(program: Program, policy: str, choice: Assignment, rates: Rates) -> FrontierPoint:
-    """What JAX keeps and runs again under a policy, priced as the same choice of ours is."""
+    """What JAX keeps and recomputes under a policy, with the price of the same choice of ours."""
     marked = program.apply(lambda fn, *, scanned, name: checkpoint_unchecked(fn, policy, scanned=scanned))
     extra = gradient_flops(program, marked, rates) - gradient_flops(program, program, rates)
     kept_bytes = program.kept_bytes(marked)
@@ -180,7 +174,7 @@ def _of_policy(program: Program, policy: str, choice: Assignment, rates: Rates) 
 
 
 def gradient_flops(program: Program, fn: Callable[..., list], rates: Rates) -> float:
-    """Products of a gradient, dead code taken out of what is recomputed, as JAX does when it differentiates."""
+    """FLOPs of a gradient's products; JAX takes dead code out of what is recomputed."""
     given, rest = program.split()
 
     def of(given, rest):

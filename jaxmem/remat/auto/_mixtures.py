@@ -31,10 +31,10 @@ class Mixture:
 
 
 def mixtures(groups: Sequence[Group], limits: Limits, objective: str, chosen: Sequence[Choice]) -> Iterator[Mixture]:
-    """Choices within the budget, better ones last or not.
+    """Choices within the budget, in no order.
 
-    First members are divided among points of their block's own frontier. How many take the same is kept, and what they
-    take is chosen anew for all groups together: a division found with a little more room often still fits.
+    First the members of a group are divided among points of their block's own frontier. Then the parts stay, and the
+    choice for each is solved for anew, all groups together. So a division found with a little more room often fits.
 
     Args:
       groups: all blocks.
@@ -81,7 +81,7 @@ def _divide(groups, options: list[list[Choice]], limits: Limits, objective: str)
     work = np.array([c.working_bytes(choice) for c, (_, choice) in zip(runs, pairs, strict=True)], float)
     price = np.array([groups[g].times * c.price(x, objective) for c, (g, x) in zip(runs, pairs, strict=True)])
     unit = max(1.0, limits.budget_bytes)
-    if limits.working:  # what the last block keeps is gone when the backward pass comes to the others
+    if limits.working:  # what the last block keeps is freed before the others are differentiated
         last = np.array([groups[g].last for g, _ in pairs], bool)
         work, size = work + np.where(last, size + limits.outside_bytes, 0), np.where(last, 0, size)
     work = np.maximum(work, limits.outside_bytes)
@@ -138,9 +138,8 @@ def _frontier(c: Candidates, limits: Limits, objective: str) -> list[Choice]:
 def corners(candidates: Candidates, limits: Limits, objective: str, most: int) -> list[Choice]:
     """Corners of the convex hull of what a block may keep and what that costs, the sharpest `most` of them.
 
-    Blocks that share a budget need little else: a choice at a corner keeps no byte more than its price is worth, where
-    the cheapest choice within a given size fills that size up with what hardly pays. Each is the optimum at some price
-    of a byte, which is a minimum cut, so the solver's relaxation is integral.
+    Each corner is the optimum at some price of a byte. That is a minimum cut, so the solver's relaxation is integral.
+    The cheapest choice within a given size, in contrast, may fill that size with bytes that hardly lower the price.
 
     Args:
       candidates: of the block.

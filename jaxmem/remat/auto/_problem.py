@@ -52,7 +52,7 @@ class Program:
         """The blocks; the whole function where there are none; None where nothing in it may run a second time."""
         return cover(self.closed)
 
-    @property
+    @functools.cached_property
     def parts(self) -> list[Part]:
         """The blocks one by one."""
         return [] if self.plan is None else list(parts(self.plan))
@@ -132,7 +132,7 @@ class Problem:
 def program_of(fn: Callable[..., Sequence], avals: Sequence, differentiated: Sequence[bool] | None = None) -> Program:
     """Traces a function of flat arrays; without `differentiated` all floating inputs may get a gradient.
 
-    Of what it closes over, what is traced may: weights of a model round it. Arrays do not.
+    Traced values that it closes over may too, such as weights of a model round it; arrays may not.
     """
     closed = jax.make_jaxpr(fn)(*avals)
     jaxpr, consts = closed.jaxpr, tuple(closed.consts)
@@ -214,11 +214,12 @@ def problem_of(program: Program, rates: Rates, shards: int = 1) -> Problem:
 def _keys(found: Sequence[Part]) -> dict[str, Any]:
     """By a block's name, what is equal for blocks that are alike."""
     keys, tokens = {}, {}
-    for facts, part in ((part.facts, part) for part in found):
+    for part in found:
+        facts, run = part.facts, part.run
         if id(facts) not in tokens:
             tokens[id(facts)] = Tokens(facts)
-        inputs, outputs = facts.inputs(part.run), facts.outputs(part.equations)
-        keys[part.name] = (id(facts), part.free, _structure(tokens[id(facts)], facts, part.run, inputs, outputs))
+        inputs, outputs = facts.inputs(run), facts.outputs(part.equations)
+        keys[part.name] = (id(facts), part.free, _structure(tokens[id(facts)], facts, run, inputs, outputs))
     return keys
 
 

@@ -22,6 +22,8 @@ from jaxmem.remat.auto._solution import Solution, describe
 from jaxmem.remat.auto._solve import Group, Limits, solve
 from jaxmem.remat.jaxprs import RECOMPUTED, Call, is_float, with_rule
 
+_HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ResidualPlan:
@@ -48,7 +50,7 @@ class ResidualPlan:
         return describe(self.problem, self.assignment, budget_bytes=budget_bytes, more=more, peak_bytes=self.peak_bytes)
 
     def apply(self, fn: Callable) -> Callable:
-        """The function that was posed, or one with the same blocks, with the choices realised."""
+        """The function that the problem was built for, or one with the same blocks, with the choices realised."""
 
         def decided(*args, **kwargs):
             call = Call(fn, args, kwargs)
@@ -67,7 +69,7 @@ def apply_choices(program: Program, problem: Problem, assignment: Assignment) ->
 
     def wrap(fn, *, scanned, name):
         if name not in assignment.choices:
-            # Nothing differentiated it when the problem was posed; a block that was not there is kept small.
+            # Nothing differentiated this block when the problem was built; one that is new keeps its inputs alone.
             return fn if name in problem.free else jax.checkpoint(fn, prevent_cse=not scanned)
         expected, choice = problem.groups[problem.group_of[name]].candidates, assignment.choices[name]
         if choice == expected.plain:
@@ -102,7 +104,7 @@ def _operations(c: Candidates) -> list[str]:
 
 
 def _again(found: Candidates, expected: Candidates, choice: Choice) -> Choice:
-    """A block that is differentiated by other inputs than was thought: the same share of its residuals, chosen anew."""
+    """For a block differentiated by other inputs than expected: a new choice that keeps the same share of residuals."""
     share = expected.kept_bytes(choice) / max(1, expected.kept_bytes(expected.plain))
     size = max(share * found.kept_bytes(found.plain), found.kept_bytes(found.least))
     solved = solve([Group(candidates=found)], Limits(budget_bytes=size, working=False), "seconds")
@@ -135,7 +137,7 @@ def realise(
         values = program.evaluate(wanted, known, effects=True)
         outs, values = values[: program.num_outputs], values[program.num_outputs :]
         used = [program.jaxpr.invars[i] for i in program.inputs_used({*kept, *offloaded})]
-        device, host = values[: len(kept)], [to_host(value) for value in values[len(kept) :]]
+        device, host = values[: len(kept)], [jax.device_put(value, _HOST) for value in values[len(kept) :]]
         saved = _Backward(program, (*used, *kept), tuple(offloaded), scanned)
         return outs, jax.tree_util.Partial(saved, [known[v] for v in used] + device, host)
 
@@ -163,12 +165,12 @@ class _Backward:
         program, names, away, scanned = self.key
         known = {*names, *away}
         if not scanned and program.needed_for(program.residuals, known):
-            # Cotangents are there only when the backward pass has come here: nothing is recomputed before.
+            # Behind a barrier with the cotangents nothing is recomputed before the backward pass comes here.
             arrays = [c for c in cotangents if _is_array(c)]
             device, host, arrays = _together((device, host, arrays))
             arrays = iter(arrays)
             cotangents = [next(arrays) if _is_array(c) else c for c in cotangents]
-        values = dict(zip((*names, *away), (*device, *map(to_device, host)), strict=True))
+        values = dict(zip((*names, *away), (*device, *(jax.device_put(value, _DEVICE) for value in host)), strict=True))
         with jax.named_scope(RECOMPUTED):
             residuals = program.evaluate(program.residuals, values)
         gradients = iter(pull_back(jax.tree.unflatten(program.vjp_tree, residuals), list(cotangents)))
@@ -176,9 +178,9 @@ class _Backward:
 
 
 def _together(tree):
-    """The values, none of which is there before all are; of those that vary over other axes of a mesh, separately.
+    """The values behind a barrier, one for each set of mesh axes that values vary over.
 
-    Since in JAX 0.10 the outputs of a barrier vary over all the axes of any of its inputs.
+    In JAX 0.10 the outputs of a barrier vary over the axes of all its inputs.
     """
     values, structure = jax.tree.flatten(tree)
     alike = collections.defaultdict(list)
@@ -188,16 +190,6 @@ def _together(tree):
         for i, value in zip(indices, lax.optimization_barrier([values[i] for i in indices]), strict=True):
             values[i] = value
     return structure.unflatten(values)
-
-
-def to_host(value):
-    """The value in host memory."""
-    return jax.device_put(value, jax.memory.Space.Host)
-
-
-def to_device(value):
-    """The value back in the device's memory."""
-    return jax.device_put(value, jax.memory.Space.Device)
 
 
 def _is_array(cotangent) -> bool:

@@ -30,10 +30,10 @@ class SolvedValue:
       layers: how many blocks keep such a value, runs of a scan counted.
       name: what `checkpoint_name` called it; None without.
       op, module, source: what made it, where.
-      anchor: what a name must be given to, where that is not the value itself but what it was made of.
+      anchor: the operand to name instead, where a name on the value itself does not keep it.
       shape, dtype: of one block's value, of the whole batch.
-      size_bytes: of all `layers`, on one device; of a recomputed value what it would take.
-      seconds: of what making it costs in all layers; of a kept value, of keeping it.
+      size_bytes: of all `layers`, on one device; a recomputed value would take them if it were kept.
+      seconds: to make it in all layers; of a kept or offloaded value, to keep it so.
     """
 
     fate: str
@@ -52,7 +52,7 @@ class SolvedValue:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Anchor:
-    """Where `checkpoint_name` keeps a value that no name on the value itself would: on what it was made of.
+    """The operand to name with `checkpoint_name`, where a name on the value itself does not keep it.
 
     Args:
       name: what it is called already; None where nothing is.

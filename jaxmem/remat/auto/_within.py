@@ -32,8 +32,8 @@ def assign(
       objective: "seconds" or "flops".
       offload: whether values may wait in host memory.
       seconds: for the solver.
-      without: what is known to be no solution, where all members of a group have the same choice.
-      unlike: the same, and all that run the same equations of weight again.
+      without: excluded; counts where all members of a group have the same choice.
+      unlike: excluded likewise, with all that recompute the same heavy equations.
     """
     outside = problem.base_bytes
     limits = Limits(
@@ -52,12 +52,12 @@ def assign(
     price, bound = solved.price, solved.bound
     if any(group.members > 1 for group in problem.groups):
         bound = min(bound, relaxed_price(problem.groups, limits, objective))
-        # Parts of groups are not what was found to be no solution.
+        # Only choices for whole groups are excluded.
         free = dataclasses.replace(limits, without=(), unlike=())
         for mixed in mixtures(problem.groups, free, objective, solved.choices):
             if mixed.price < price and not _is_excluded(problem, mixed.members, limits, objective):
                 members, price = mixed.members, mixed.price
-    if without or unlike:  # a bound of all choices, since of those excluded not all were tried
+    if without or unlike:  # not all excluded choices were tried, so the bound is of all choices
         free = assign(problem, budget_bytes, objective=objective, working=working, offload=offload, seconds=seconds)
         bound = 0.0 if free is None else free.bound
     return assignment_of(problem, members, price, bound)
@@ -71,7 +71,7 @@ def _is_excluded(problem: Problem, members: Sequence[dict[Choice, int]], limits:
 
 
 def _run_alike(problem: Problem, some: Sequence[Choice], others: Sequence[Choice], objective: str) -> bool:
-    """Whether two choices, one per group, run the same equations of weight again."""
+    """Whether two choices, one per group, recompute the same heavy equations."""
     for group, a, b in zip(problem.groups, some, others, strict=True):
         c = group.candidates
         if (heavy(c.weights(objective)) & (c.recomputed(a) ^ c.recomputed(b))).any():
@@ -89,7 +89,7 @@ def _by_group(problem: Problem, assignment: Assignment) -> tuple[Choice, ...] | 
 def within(
     problem: Problem, size: float, *, objective: str = "seconds", offload: bool = False, working: bool = True
 ) -> Assignment | None:
-    """As `assign`; everything is kept where that stays within the budget, and nothing is cheaper."""
+    """As `assign`, but everything is kept where that stays within the budget and nothing is cheaper."""
     everything = plain(problem, objective=objective)
     found = assign(problem, size, objective=objective, offload=offload, working=working)
     fits = (everything.total_bytes if working else everything.kept_bytes) <= size

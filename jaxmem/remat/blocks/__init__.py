@@ -12,18 +12,3 @@ from jaxmem.remat.blocks._plan import Part as Part
 from jaxmem.remat.blocks._plan import Plan as Plan
 from jaxmem.remat.blocks._plan import parts as parts
 from jaxmem.remat.blocks._plan import scan_lengths as scan_lengths
-
-__all__ = [
-    "HEAD",
-    "Block",
-    "Part",
-    "Plan",
-    "apply_at_blocks",
-    "at_blocks",
-    "cover",
-    "evaluate",
-    "find_blocks",
-    "parts",
-    "scan_lengths",
-    "without_marked",
-]

@@ -9,7 +9,9 @@ from jaxmem.remat.jaxprs._equations import WATCH as WATCH
 from jaxmem.remat.jaxprs._equations import bodies as bodies
 from jaxmem.remat.jaxprs._equations import body_key as body_key
 from jaxmem.remat.jaxprs._equations import body_of as body_of
+from jaxmem.remat.jaxprs._equations import equations_in as equations_in
 from jaxmem.remat.jaxprs._equations import has_checkpoint as has_checkpoint
+from jaxmem.remat.jaxprs._equations import inputs_of as inputs_of
 from jaxmem.remat.jaxprs._equations import is_checkpoint as is_checkpoint
 from jaxmem.remat.jaxprs._equations import is_float as is_float
 from jaxmem.remat.jaxprs._equations import is_nested_scan as is_nested_scan
@@ -32,38 +34,3 @@ from jaxmem.remat.jaxprs._run import scope_of as scope_of
 from jaxmem.remat.jaxprs._run import with_rule as with_rule
 from jaxmem.remat.jaxprs._tokens import Tokens as Tokens
 from jaxmem.remat.jaxprs._vjp import vjp_residuals as vjp_residuals
-
-__all__ = [
-    "BODIES",
-    "CHEAP",
-    "RECOMPUTED",
-    "USER_CHECKPOINT",
-    "WATCH",
-    "Call",
-    "Facts",
-    "Tokens",
-    "bodies",
-    "body_key",
-    "body_of",
-    "evaluate_with",
-    "function_of",
-    "has_checkpoint",
-    "inlined",
-    "is_checkpoint",
-    "is_float",
-    "is_nested_scan",
-    "is_on_host",
-    "is_value",
-    "jaxpr_of",
-    "keeping_nothing",
-    "nested_segments",
-    "num_bytes",
-    "origin",
-    "reader",
-    "scope_of",
-    "scopes_of",
-    "segments_scope",
-    "vjp_residuals",
-    "with_rule",
-    "without_checkpoint",
-]

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterator
 from typing import Any, TypeGuard
 
 import jax
@@ -44,6 +45,20 @@ BODIES = {
 def is_value(atom) -> TypeGuard[jex.Var]:
     """Whether an atom of a jaxpr is a variable, and not a literal."""
     return not isinstance(atom, jex.Literal)
+
+
+def inputs_of(eqns) -> list[jex.Var]:
+    """Values that equations read and do not make, in order of first use."""
+    made = {v for eqn in eqns for v in eqn.outvars}
+    return list(dict.fromkeys(v for eqn in eqns for v in eqn.invars if is_value(v) and v not in made))
+
+
+def equations_in(jaxpr) -> Iterator[jex.JaxprEqn]:
+    """The equations of a program and of all that they call."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in called_jaxprs(eqn):
+            yield from equations_in(inner)
 
 
 def is_float(aval: Any) -> bool:
@@ -91,7 +106,7 @@ def bodies(eqn) -> list[jex.Jaxpr]:
 
 def has_checkpoint(jaxpr) -> bool:
     """Whether there is a checkpoint of the user's own in a program."""
-    return any(prevents_cse(eqn) is not None or any(map(has_checkpoint, called_jaxprs(eqn))) for eqn in jaxpr.eqns)
+    return any(prevents_cse(eqn) is not None for eqn in equations_in(jaxpr))
 
 
 def is_checkpoint(jaxpr) -> bool:

@@ -20,6 +20,7 @@ from jaxmem.remat.jaxprs._equations import (
     WATCH,
     bodies,
     body_of,
+    inputs_of,
     is_checkpoint,
     is_float,
     is_nested_scan,
@@ -99,8 +100,7 @@ class Facts:
 
     def inputs(self, indices) -> list:
         """Values that these equations read and do not make, in order of first use."""
-        made = {v for i in indices for v in self.eqns[i].outvars}
-        return list(dict.fromkeys(v for i in indices for v in self.eqns[i].invars if is_value(v) and v not in made))
+        return inputs_of([self.eqns[i] for i in indices])
 
     def outputs(self, indices) -> list:
         """Values that these equations make and that somebody else reads."""

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 
-from jaxmem._compat import called_jaxprs, checkpoint_name_of, name_stack
+from jaxmem._compat import called_jaxprs, checkpoint_name_of, name_stack, scan_layout
 from jaxmem._source import is_library, source_line
 from jaxmem.remat.jaxprs._equations import WATCH, is_value
 
@@ -50,13 +50,13 @@ def _follow(jaxpr, var, name, outer, module, count) -> Origin:
         if inner is None:
             return _at(eqn, name, eqn.primitive.name, module, count, outer)
         path = _join(module, _module(eqn))
-        stacked = eqn.primitive.name == "scan" and _rank(eqn.outvars[index]) > _rank(inner.outvars[index])
+        stacked = eqn.primitive.name == "scan" and index >= scan_layout(eqn)[1]
         times = eqn.params["length"] if stacked else 1
         return _follow(inner, inner.outvars[index], name, (*outer, (jaxpr, eqn, module, count)), path, count * times)
     if outer and var in jaxpr.invars:
         above, eqn, module_above, _ = outer[-1]
         index = jaxpr.invars.index(var)
-        if eqn.primitive.name == "scan" and index in _carries(eqn, jaxpr):
+        if eqn.primitive.name == "scan" and index in _carries(eqn):
             return _carry(jaxpr, eqn, index, name, module, count, outer[:-1])
         # cond has its predicate in front of what the branches are given
         value = eqn.invars[index + len(eqn.invars) - len(jaxpr.invars)]
@@ -68,7 +68,7 @@ def _follow(jaxpr, var, name, outer, module, count) -> Origin:
 
 def _carry(jaxpr, eqn, index, name, module, count, outer) -> Origin:
     """The input of a scan's body: what made the output that becomes the next iteration's input."""
-    output = jaxpr.outvars[_carries(eqn, jaxpr).index(index)]
+    output = jaxpr.outvars[_carries(eqn).index(index)]
     if output in _producers(jaxpr) and output is not jaxpr.invars[index]:
         made = _follow(jaxpr, output, None, (), module, count)  # within the body only: no way out
         file = made.source.rpartition(":")[0]
@@ -77,13 +77,10 @@ def _carry(jaxpr, eqn, index, name, module, count, outer) -> Origin:
     return _at(eqn, name, "carry", "", count, outer)
 
 
-def _carries(eqn, body) -> list[int]:
-    """Which inputs of a scan's body are its carry: the last before the ones that are slices."""
-    inputs = [_rank(v) for v in body.invars]
-    slices = sum(_rank(given) > rank for given, rank in zip(eqn.invars, inputs, strict=True))
-    carried = sum(_rank(given) == _rank(inner) for given, inner in zip(eqn.outvars, body.outvars, strict=True))
-    first = len(inputs) - slices - carried
-    return list(range(first, first + carried))
+def _carries(eqn) -> range:
+    """Which inputs of a scan's body are its carry."""
+    consts, carried, _ = scan_layout(eqn)
+    return range(consts, consts + carried)
 
 
 def _called(eqn, index: int):
@@ -118,10 +115,6 @@ def _producers(jaxpr) -> dict:
 
 
 _PRODUCERS: dict[int, tuple] = {}
-
-
-def _rank(atom) -> int:
-    return len(getattr(atom.aval, "shape", ()))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,7 +7,7 @@ import jax
 import jax.extend.core as jex
 
 from jaxmem._compat import call_to_inline, name_stack, without_tangents
-from jaxmem.remat.jaxprs._equations import body_of, is_value
+from jaxmem.remat.jaxprs._equations import body_of, inputs_of, is_value
 
 _DEBUG_INFO = jex.DebugInfo("jaxmem block", "jaxmem.remat.blocks", None, None)
 
@@ -47,9 +47,7 @@ def evaluate_with(jaxpr: jex.Jaxpr, consts, args, instead: Callable) -> list:
     read, waiting = reader(env), []
 
     def run_waiting():
-        made = {v for eqn in waiting for v in eqn.outvars}
-        inputs = list(dict.fromkeys(v for eqn in waiting for v in eqn.invars if is_value(v) and v not in made))
-        outputs = list(made)
+        inputs, outputs = inputs_of(waiting), [v for eqn in waiting for v in eqn.outvars]
         if waiting:
             env.update(zip(outputs, function_of(waiting, inputs, outputs)(*map(read, inputs)), strict=True))
         waiting.clear()
@@ -92,27 +90,27 @@ def inlined(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     return jax.make_jaxpr(lambda *args: evaluate_with(jaxpr, consts, args, body))(*[v.aval for v in jaxpr.invars])
 
 
-def with_rule(fn: Callable, forward: Callable, backward: Callable | None = None) -> Callable[..., list]:
+def _never(*_):
+    raise NotImplementedError("only what is kept for it is looked at")
+
+
+def with_rule(fn: Callable, forward: Callable, backward: Callable = _never) -> Callable[..., list]:
     """`fn` of flat arrays as a function with its own derivative.
 
     Args:
       fn: the function, which returns a list.
       forward: the forward rule of a `jax.custom_vjp` with symbolic zeros.
-      backward: the backward rule; without it only what is kept can be looked at.
+      backward: the backward rule; without it the function is for looking at what is kept.
     """
 
     @jax.custom_vjp
     def block(*args):
         return list(fn(*args))
 
-    block.defvjp(forward, backward or _never, symbolic_zeros=True)
+    block.defvjp(forward, backward, symbolic_zeros=True)
     return lambda *args: without_tangents(block(*args))
 
 
 def keeping_nothing(fn: Callable, **_) -> Callable[..., list]:
     """A block that keeps nothing, to look at what is kept besides; it cannot be differentiated for real."""
     return with_rule(fn, lambda *primals: (list(fn(*(p.value for p in primals))), ()))
-
-
-def _never(*_):
-    raise NotImplementedError("only what is kept for it is looked at")
