@@ -14,7 +14,7 @@ from jaxmem.policy import Policy, as_policy, matches
 from jaxmem.remat._queries import PolicyQueries, check_names
 from jaxmem.remat._residuals import Residual, ResidualTable, residuals
 from jaxmem.remat.blocks import find_blocks, without_marked
-from jaxmem.remat.jaxprs import equations_in, is_float, is_nested_scan, num_bytes, vjp_residuals
+from jaxmem.remat.jaxprs import equations_in, is_float, is_nested_scan, num_bytes, of_some, vjp_residuals
 
 _LOOPS = ("scan", "while")
 _NEARLY_ALL = 0.9  # a block that makes this share of a loss's values is the whole loss
@@ -127,16 +127,10 @@ def _empty(program) -> list[str]:
     """No block keeps a value that it makes itself: there is nothing to recompute."""
     for _, _, inner in _blocks(program):
         avals: list[Any] = [v.aval for v in inner.invars]
-        floats = [is_float(aval) for aval in avals]
-
-        def call(some, others, inner=inner, floats=floats):
-            some, others = iter(some), iter(others)
-            return jex.jaxpr_as_fun(jex.ClosedJaxpr(inner, ()))(*(next(some if yes else others) for yes in floats))
-
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-        some, others = ([x for x, yes in zip(shapes, floats, strict=True) if yes is kind] for kind in (True, False))
         try:
-            if inner.constvars or vjp_residuals(call, some, others, argnums=0)[1]:
+            run = jex.jaxpr_as_fun(jex.ClosedJaxpr(inner, ()))
+            if inner.constvars or vjp_residuals(*of_some(run, shapes, list(map(is_float, shapes))), argnums=0)[1]:
                 return []
         except Exception:  # it cannot be traced alone, as within a shard_map
             return []

@@ -14,7 +14,7 @@ import jax.extend.core as jex
 
 from jaxmem._compat import called_jaxprs, effect_names
 from jaxmem.remat.auto._costs import COLLECTIVES
-from jaxmem.remat.jaxprs import function_of, inlined, inputs_of, is_float, is_value, num_bytes
+from jaxmem.remat.jaxprs import function_of, inlined, inputs_of, is_float, is_value, num_bytes, of_some
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,13 +102,8 @@ def capture(fn: Callable[..., Sequence], inputs: Sequence, differentiated: Seque
     trees = {}
 
     def forward(*args):
-        given = [arg for arg, yes in zip(args, differentiated, strict=True) if yes]
-
-        def of(*given):
-            given = iter(given)
-            return list(fn(*[next(given) if yes else arg for arg, yes in zip(args, differentiated, strict=True)]))
-
-        outs, pull_back = jax.vjp(of, *given)
+        of, given, rest = of_some(fn, args, differentiated)
+        outs, pull_back = jax.vjp(lambda *given: list(of(given, rest)), *given)
         residuals, trees["vjp"] = jax.tree.flatten(pull_back)  # a vjp function is a pytree of its residuals
         trees["outputs"] = len(outs)
         return [*outs, *residuals]

@@ -175,13 +175,13 @@ def _of_policy(program: Program, policy: str, choice: Assignment, rates: Rates) 
 
 def gradient_flops(program: Program, fn: Callable[..., list], rates: Rates) -> float:
     """FLOPs of a gradient's products; JAX takes dead code out of what is recomputed."""
-    given, rest = program.split()
+    split, given, rest = program.split(fn)
 
-    def of(given, rest):
-        outs, pull_back = jax.vjp(lambda given: fn(*program.joined(given, rest)), given)
+    def gradient(given, rest):
+        outs, pull_back = jax.vjp(lambda given: split(given, rest), given)
         return pull_back([_ones(out) for out in outs])
 
-    return jaxpr_cost(jax.make_jaxpr(of)(given, rest).jaxpr, rates).flops
+    return jaxpr_cost(jax.make_jaxpr(gradient)(given, rest).jaxpr, rates).flops
 
 
 def _ones(out: Any):

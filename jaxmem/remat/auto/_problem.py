@@ -24,6 +24,7 @@ from jaxmem.remat.jaxprs import (
     jaxpr_of,
     keeping_nothing,
     num_bytes,
+    of_some,
     vjp_residuals,
     with_rule,
 )
@@ -69,21 +70,12 @@ class Program:
 
     def kept_bytes(self, fn: Callable[..., list]) -> int:
         """Bytes that differentiating `fn`, this function or what `apply` made of it, keeps."""
-        given, rest = self.split()
-        return sum(
-            num_bytes(v.aval) for v in vjp_residuals(lambda g, r: fn(*self.joined(g, r)), given, rest, argnums=0)[1]
-        )
+        return sum(num_bytes(v.aval) for v in vjp_residuals(*self.split(fn), argnums=0)[1])
 
-    def split(self) -> tuple[list, list]:
-        """Types of the inputs that may get a gradient, and of the others."""
+    def split(self, fn: Callable[..., list]) -> tuple[Callable, list, list]:
+        """`fn` of the inputs that may get a gradient and of the others, and the types of both."""
         avals = [v.aval for v in self.closed.jaxpr.invars]  # with the mesh axes that they vary over
-        pairs = list(zip(avals, self.differentiated, strict=True))
-        return [aval for aval, yes in pairs if yes], [aval for aval, yes in pairs if not yes]
-
-    def joined(self, given, rest) -> list:
-        """The inputs that `split` took apart."""
-        given, rest = iter(given), iter(rest)
-        return [next(given) if yes else next(rest) for yes in self.differentiated]
+        return of_some(fn, avals, self.differentiated)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,9 +115,7 @@ class Problem:
 
         On each device, as if all of it were divided among them.
         """
-        fn = self.program.apply(keeping_nothing)
-        given, rest = self.program.split()
-        rows = residuals(lambda g, r: fn(*self.program.joined(g, r)), given, rest, argnums=0).rows
+        rows = residuals(*self.program.split(self.program.apply(keeping_nothing)), argnums=0).rows
         return tuple(dataclasses.replace(row, size_bytes=-(-row.size_bytes // self.shards)) for row in rows)
 
 

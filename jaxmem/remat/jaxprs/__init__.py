@@ -33,4 +33,5 @@ from jaxmem.remat.jaxprs._run import reader as reader
 from jaxmem.remat.jaxprs._run import scope_of as scope_of
 from jaxmem.remat.jaxprs._run import with_rule as with_rule
 from jaxmem.remat.jaxprs._tokens import Tokens as Tokens
+from jaxmem.remat.jaxprs._vjp import of_some as of_some
 from jaxmem.remat.jaxprs._vjp import vjp_residuals as vjp_residuals

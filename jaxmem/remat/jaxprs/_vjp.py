@@ -1,6 +1,6 @@
-"""`vjp_residuals`: the values that differentiation keeps, as variables of one traced program."""
+"""What is differentiated, and `vjp_residuals`: the values that this keeps, as variables of one traced program."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.extend.core as jex
@@ -30,3 +30,19 @@ def vjp_residuals(fn: Callable, *args, argnums: int | None = None) -> tuple[jex.
         jaxpr = jax.make_jaxpr(kept)(*args).jaxpr
     given = {*jaxpr.invars, *jaxpr.constvars}
     return jaxpr, tuple(dict.fromkeys(v for v in jaxpr.outvars if is_value(v) and v not in given))
+
+
+def of_some(fn: Callable, args: Sequence, some: Sequence[bool]) -> tuple[Callable, list, list]:
+    """`fn` of two lists, the arguments for which `some` is true and the others, and these lists.
+
+    >>> of, first, rest = of_some(lambda a, b, c: a + b * c, [1, 2, 3], [False, True, False])
+    >>> first, rest, of(first, rest)
+    ([2], [1, 3], 7)
+    """
+
+    def of(first, rest):
+        first, rest = iter(first), iter(rest)
+        return fn(*[next(first) if yes else next(rest) for yes in some])
+
+    pairs = list(zip(args, some, strict=True))
+    return of, [arg for arg, yes in pairs if yes], [arg for arg, yes in pairs if not yes]
