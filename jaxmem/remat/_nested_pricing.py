@@ -125,7 +125,7 @@ def _whole(name: str, value) -> int:
 
 
 def _root(length: int, power: int) -> int:
-    """The smallest whole number whose power is at least `length`; in integers, for 1000 ** (1 / 3) is 9.99…"""
+    """The smallest whole number whose power is at least `length`; in integers, since 1000 ** (1 / 3) is 9.99…"""
     base = 1
     while base**power < length:
         base += 1

@@ -90,7 +90,7 @@ def _block(fn: Callable, names, options, hooks) -> Callable:
             args, kwargs = rebuild(leaves)
             return call_explained(fn, args, kwargs)
 
-        if name != "__call__":  # as which linen would name no scope
+        if name != "__call__":  # linen names no scope after it
             call.__name__ = name
         module = leaves[0] if leaves and is_linen(leaves[0]) else None
         hooks.before()

@@ -117,7 +117,7 @@ class Candidates:
         return int(self.value_bytes[list(choice.kept)].sum())
 
     def working_bytes(self, choice: Choice) -> int:
-        """Residuals that are not kept: all of them are there at once when the block's backward pass starts."""
+        """Bytes of the residuals that are not kept: all of them are there when the block's backward pass starts."""
         missing = self.is_residual.copy()
         missing[list(choice.kept)] = False
         return int(self.held_bytes[missing].sum())

@@ -106,7 +106,7 @@ class Problem:
 
     @functools.cached_property
     def plain_bytes(self) -> int:
-        """Kept without remat, by the whole function; differentiates it, which takes seconds where it is long."""
+        """What the whole function keeps without remat; differentiates it, which takes seconds where it is long."""
         return self.program.kept_bytes(self.program) // self.shards
 
     @functools.cached_property

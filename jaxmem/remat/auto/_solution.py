@@ -258,5 +258,5 @@ def _kept_times(problem: Problem, assignment: Assignment, name: str, times: int)
 
 
 def _first_line(jaxpr) -> str:
-    """Where a block begins: an input of it has no line of its own."""
+    """The source line where a block begins, for its inputs, which have none of their own."""
     return next(filter(None, map(source_line, jaxpr.eqns)), "")

@@ -115,7 +115,7 @@ def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable, seg
 
 
 def _shard_map(eqn, body: Callable) -> Callable:
-    """Through the public function, which brings the axes that a trace of the body needs."""
+    """The body under `jax.shard_map`, which brings the axes that its trace needs."""
     return jax.shard_map(
         body,
         mesh=eqn.params["mesh"],

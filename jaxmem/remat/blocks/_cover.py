@@ -9,7 +9,7 @@ from jaxmem.remat.blocks._names import HEAD, STEM, WHOLE, before_name, equation_
 from jaxmem.remat.blocks._plan import Interval, Plan, interval
 from jaxmem.remat.jaxprs import Facts
 
-# Of what all equations keep; below, a block more is not worth its time in the solver.
+# Of what all equations keep. A smaller stretch is not worth its time in the solver.
 _SHARE = 0.02
 
 

@@ -19,8 +19,8 @@ from jaxmem.remat.jaxprs import (
     without_checkpoint,
 )
 
-# A repeated thing that consists, by this share of what its backward pass needs, of repeated things is no block but
-# a stage or a tower of blocks.
+# Where repeated things make this share of what the backward pass of a repeated thing needs, that is no block but a
+# stage or a tower of blocks.
 _CONTAINER_SHARE = 0.9
 # A scan without matmuls is a block only from here on: cumulative sums, key splitting and the like are left alone.
 _SMALL_SCAN_BYTES = 2**20
@@ -70,7 +70,7 @@ class _Search:
         return self._tokens[loose]
 
     def cover(self, start: int, stop: int, depth: int) -> list:
-        """Modules by their scopes; then, wherever they left something, structure; then the bodies of what is left."""
+        """Modules by their scopes; then structure between them; then the bodies of what is left."""
         if self.scans_only:
             return self._inside(start, stop)
         return self._fill(start, stop, self._modules(start, stop, depth), self._structure)
@@ -199,10 +199,10 @@ class _Search:
         return items
 
     def _scan_body(self, index: int) -> Plan | None:
-        """The whole body as one block, if there is something to gain; else what is recomputed as a whole in it."""
+        """The whole body as one block, if that frees memory; else the scans in what it recomputes as a whole."""
         eqn = self.facts.eqns[index]
         body = self.facts.of_body(eqn)
-        if nested_segments(eqn):  # what is recomputed already, is so by the policy of the wrapper instead
+        if nested_segments(eqn):  # the wrapper's policy takes the place of the checkpoint in it
             body = without_checkpoint(body)
         everything = range(len(body.eqns))
         inside, length = body.inside_bytes(everything), eqn.params["length"]

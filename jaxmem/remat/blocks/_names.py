@@ -16,7 +16,7 @@ STEM, HEAD, WHOLE = "stem", "head", "whole"
 
 
 def scopes_name(paths: Sequence[tuple[str, ...]]) -> str:
-    """Of equations with these scopes, outermost first.
+    """The scopes that equations share; `paths` are the scopes of each, outermost first.
 
     >>> scopes_name([("encoder", "Block_0", "Dense_0"), ("encoder", "Block_0")])
     'encoder/Block_0'
@@ -47,5 +47,5 @@ def before_name(name: str) -> str:
 
 
 def equation_name(kind: str, index: int) -> str:
-    """Of what has no name but its place: `equation 7`, `checkpoint 7`."""
+    """For what has only a place: `equation 7`, `checkpoint 7`."""
     return f"{kind} {index}"

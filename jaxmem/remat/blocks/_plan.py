@@ -134,7 +134,7 @@ def interval(facts: Facts, kind: str, name: str, start: int, stop: int, *, split
 
 
 def _towers(facts: Facts, indices: list[int]) -> list[tuple[int, ...]]:
-    """Components that share no value made here. Those without heavy work join the first one with."""
+    """Components that share no value made here. Those without heavy work join the first that has some."""
     parent = {i: i for i in indices}
 
     def root(i):

@@ -34,6 +34,6 @@ class Call:
         return [x for (fixed, _), x in zip(self._fixed, outs, strict=True) if not fixed]
 
     def result(self, outs: list) -> Any:
-        """The outputs as the function returns them; Python numbers among them are what they were."""
+        """The outputs as the function returns them, with what is no array among them."""
         arrays = iter(outs)
         return self._out_tree.unflatten([x if fixed else next(arrays) for fixed, x in self._fixed])

@@ -18,7 +18,7 @@ RECOMPUTED = "rematted_computation"  # JAX's own scope of what a checkpoint comp
 HEAVY = frozenset(
     "dot_general conv_general_dilated ragged_dot ragged_dot_general scaled_matmul pallas_call ffi_call fft".split()
 )
-# A checkpoint of the user's own: it is not changed, only scans are looked for in it, and it needs no other round it.
+# A checkpoint of the user's own: it stays as it is, scans in it are looked for, and it counts as no work.
 USER_CHECKPOINT = frozenset({"remat", "remat2", "remat3", "checkpoint"})
 # Differentiating these needs none of their inputs or outputs: they are linear, or have no gradient.
 KEEPS_NOTHING = frozenset(

@@ -73,7 +73,7 @@ class Facts:
 
     @functools.cached_property
     def constant(self) -> set:
-        """Floating values that no derivative leads through, whatever is differentiated: behind a `stop_gradient`."""
+        """Floating values without a derivative, whatever is differentiated: those behind a `stop_gradient`."""
         found = set()
         for eqn in self.eqns:
             read = [v for v in eqn.invars if is_value(v) and is_float(v.aval)]
@@ -83,7 +83,7 @@ class Facts:
         return found
 
     def is_stacked(self, v) -> bool:
-        """Whether a scan made the variable, a part in each step, and it has a gradient."""
+        """Whether a variable is a floating output that a scan stacks."""
         eqn = self.eqns[self.made_at[v]] if v in self.made_at else None
         if eqn is None or eqn.primitive.name != "scan" or not is_float(v.aval):
             return False

@@ -99,7 +99,7 @@ def _at(eqn, name, op: str, module: str, count: int, outer) -> Origin:
 
 
 def _line(eqn, outer) -> str:
-    """What JAX traced by itself, as a loop's body, or traced once and keeps, has the frames of its callers too."""
+    """The source line of an equation, or of the calls round it: JAX traces a loop's body, for example, by itself."""
     return source_line(eqn, *(above for _, above, *_ in reversed(outer)))
 
 
@@ -140,5 +140,5 @@ def _join(outer: str, inner: str) -> str:
 
 
 def _plain(path: str) -> str:
-    """Without the scope that linen opens for a checkpointed call, inside which the module's own comes again."""
+    """The path without the scope that linen opens for a checkpointed call, in which the module's own comes again."""
     return _CALLS.sub(r"\1", path)
