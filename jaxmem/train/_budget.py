@@ -16,14 +16,14 @@ from jaxmem.remat.auto import (
     MAX_COMPILES,
     REFUSED,
     Assignment,
-    Decision,
     Measured,
     Problem,
     Rates,
+    ResidualPlan,
     Trial,
+    build_problem,
     fit,
     in_the_way,
-    pose_call,
     within_share,
 )
 from jaxmem.targets import Target, on_target, resolve_target
@@ -64,7 +64,7 @@ class Spent:
       made: the step's program as compiled; None where it was compiled for an earlier budget, or not at all.
     """
 
-    decision: Decision
+    decision: ResidualPlan
     made: CompiledProgram | None = None
 
 
@@ -78,7 +78,9 @@ def pose_step(step: "TrainStep", target: Target) -> Problem:
         return step.loss(frozen)(trainable, batch, rng=rng, state=state)
 
     with on_target(target), step.entered():
-        return pose_call(loss, loss_arguments(step), {}, Rates.of(target), argnums=(0,), shards=step.reduction().shards)
+        return build_problem(
+            loss, loss_arguments(step), {}, Rates.of(target), argnums=(0,), shards=step.reduction().shards
+        )
 
 
 def decide(step: "TrainStep", budget: Budget, target: Target) -> Spent:
@@ -94,7 +96,7 @@ def decide(step: "TrainStep", budget: Budget, target: Target) -> Spent:
     """
     if budget.share is not None:
         problem = pose_step(step, target)
-        return Spent(decision=Decision(problem=problem, assignment=within_share(problem, budget.share)))
+        return Spent(decision=ResidualPlan(problem=problem, assignment=within_share(problem, budget.share)))
     return fit_step(step, budget.bytes or 0, target, Tried(pose_step(step, target)))
 
 
@@ -136,7 +138,7 @@ def fit_step(
             raise _said(error, tried.problem, limit, target, arguments, least.assignment) from None
         if compiler.confirms(fitted.best):
             best = fitted.best
-            decision = Decision(
+            decision = ResidualPlan(
                 problem=tried.problem,
                 assignment=best.assignment,
                 peak_bytes=best.peak_bytes,
@@ -196,7 +198,7 @@ class _Compiler:
         """The step of a choice and the content of its program, which take a trace: found once."""
         at = _same(assignment)
         if at not in self.programs:
-            chosen = self.step.with_decision(Decision(problem=self.tried.problem, assignment=assignment))
+            chosen = self.step.with_decision(ResidualPlan(problem=self.tried.problem, assignment=assignment))
             self.programs[at] = chosen, _content(chosen, self.target)
         return self.programs[at]
 

@@ -16,7 +16,7 @@ from jaxmem.budget import parse_budget
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, RematWarning, SettingWarning, WorkloadError
 from jaxmem.policy import Policy
-from jaxmem.remat.auto import MAX_COMPILES, Decision
+from jaxmem.remat.auto import MAX_COMPILES, ResidualPlan
 from jaxmem.targets import Target, compile_lowered, on_target, one_device, place, refusing_options, resolve_target
 from jaxmem.train._budget import Tried, decide, fit_step, pose_step
 from jaxmem.train._layout import Layout, sharding_of, unsharded
@@ -113,7 +113,7 @@ class TrainStep:
         config: MemoryConfig,
         target: str | Target | None,
         mesh: Any = None,
-        decision: Decision | None = None,
+        decision: ResidualPlan | None = None,
         tried: dict[Target, Tried] | None = None,
     ):
         self.workload, self.config, self.target, self.mesh = workload, config, target, mesh
@@ -266,7 +266,7 @@ class TrainStep:
         config = dataclasses.replace(self.config, **fields)
         return build_step(self.workload, config, mesh=self.mesh, target=self.target)
 
-    def with_decision(self, decision: Decision) -> "TrainStep":
+    def with_decision(self, decision: ResidualPlan) -> "TrainStep":
         """This step with residuals kept as was decided; its own remat setting must be none or a budget."""
         return TrainStep(self.workload, self.config, self.target, self.mesh, decision)
 

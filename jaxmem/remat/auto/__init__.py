@@ -21,5 +21,3 @@ from jaxmem.remat.auto._solution import SolvedValue as SolvedValue
 from jaxmem.remat.auto._solution import describe as describe
 from jaxmem.remat.auto._solution import in_the_way as in_the_way
 from jaxmem.remat.auto._within import within_share as within_share
-
-Decision, pose_call = ResidualPlan, build_problem  # as `train` still calls them
