@@ -7,12 +7,12 @@ import jax
 
 from benchmarks._cells import Cells
 from benchmarks._programs import program_record
-from jaxmem.remat.auto._apply import apply_choices
-from jaxmem.remat.auto._assign import Assignment
-from jaxmem.remat.auto._decision import Call
-from jaxmem.remat.auto._fit import Fitted, Measured, Trial, fit
-from jaxmem.remat.auto._problem import pose, program_of
+from jaxmem.remat.auto._assignment import Assignment
+from jaxmem.remat.auto._problem import problem_of, program_of
 from jaxmem.remat.auto._rates import Rates
+from jaxmem.remat.auto._residual_plan import apply_choices
+from jaxmem.remat.auto._search import Fitted, Measured, Trial, fit
+from jaxmem.remat.jaxprs import Call
 from jaxmem.targets import resolve_target
 
 
@@ -46,7 +46,7 @@ class Chosen:
         call = Call(loss, shapes, {})
         mask = jax.tree.leaves((jax.tree.map(lambda _: True, shapes[0]), jax.tree.map(lambda _: False, shapes[1])))
         self.program = program_of(call, call.leaves, mask)
-        self.problem = pose(self.program, Rates.of(resolve_target(target)))
+        self.problem = problem_of(self.program, Rates.of(resolve_target(target)))
         self.trials: list[Trial] = []
         self.records: dict = {}
 

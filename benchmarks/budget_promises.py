@@ -31,7 +31,8 @@ from benchmarks._stacks import STACKS
 from benchmarks._vit_stack import VitStack
 from jaxmem import MemoryConfig, Workload, make_train_step
 from jaxmem.errors import BudgetInfeasible
-from jaxmem.remat.auto._assign import assign, plain, smallest
+from jaxmem.remat.auto._assignment import plain, smallest
+from jaxmem.remat.auto._within import assign
 
 TARGETS = ("gpu-h100", "tpu-v5e:1x1")
 SHARES = (0.05, 0.15, 0.3, 0.5, 0.8)

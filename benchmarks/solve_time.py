@@ -15,10 +15,11 @@ import jax
 
 from benchmarks._harness import emit
 from benchmarks._stacks import STACKS
-from jaxmem.remat.auto._assign import plain, smallest, within
-from jaxmem.remat.auto._decision import Call
-from jaxmem.remat.auto._problem import pose, program_of
+from jaxmem.remat.auto._assignment import plain, smallest
+from jaxmem.remat.auto._problem import problem_of, program_of
 from jaxmem.remat.auto._rates import Rates
+from jaxmem.remat.auto._within import within
+from jaxmem.remat.jaxprs import Call
 
 LAYERS = 100
 SHARES = (0.25, 0.5, 0.75)
@@ -31,7 +32,7 @@ def timed(scan: bool) -> dict:
     call = Call(stack.loss(scan=scan), stack.shapes(), {})
     program = program_of(call, call.leaves)
     start = time.process_time()
-    problem = pose(program, Rates.of(None))
+    problem = problem_of(program, Rates.of(None))
     posing = time.process_time() - start
     low, high = smallest(problem).total_bytes, plain(problem).total_bytes
     solving, gaps = {}, []
@@ -68,7 +69,7 @@ def within_warm_up() -> None:
     """Runs the imports that happen once: the solver, and JAX's rules."""
     stack = dataclasses.replace(STACKS["small"], layers=2)
     call = Call(stack.loss(), stack.shapes(), {})
-    problem = pose(program_of(call, call.leaves), Rates.of(None))
+    problem = problem_of(program_of(call, call.leaves), Rates.of(None))
     within(problem, plain(problem).total_bytes)
 
 

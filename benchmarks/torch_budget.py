@@ -23,11 +23,11 @@ import numpy as np
 
 from benchmarks._gpt_block import Shape, stack
 from benchmarks._harness import emit
-from jaxmem.remat.auto import Problem, Rates, pose_call
-from jaxmem.remat.auto._apply import apply_choices
-from jaxmem.remat.auto._assign import assign
+from jaxmem.remat.auto import Problem, Rates, build_problem
 from jaxmem.remat.auto._frontier import gradient_flops
 from jaxmem.remat.auto._problem import Program, program_of
+from jaxmem.remat.auto._residual_plan import apply_choices
+from jaxmem.remat.auto._within import assign
 
 LAYERS = (1, 4)
 BUDGETS = tuple(i / 10 for i in range(1, 10))
@@ -81,7 +81,7 @@ def posed(shape: Shape) -> tuple[Program, Problem]:
     arguments = shape.abstract()
     leaves, tree = jax.tree.flatten(arguments)
     program = program_of(lambda *flat: [fn(*jax.tree.unflatten(tree, flat))], leaves)
-    return program, pose_call(fn, arguments, {}, Rates.of(None))
+    return program, build_problem(fn, arguments, {}, Rates.of(None))
 
 
 def ours(program: Program, problem: Problem, budget_bytes: int) -> dict[str, float | None]:

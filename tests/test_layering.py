@@ -47,6 +47,8 @@ MAY_IMPORT = {
     "report": BASE | {"accumulate", "precision", "remat", "targets", "analysis", "train"},
     "cli": BASE | {"accumulate", "precision", "remat", "targets", "analysis", "train", "report"},
 }
+# Packages inside of remat, and those beside them that they may know.
+INSIDE_REMAT = {"jaxprs": set(), "blocks": {"jaxprs"}, "auto": {"jaxprs", "blocks"}}
 GUARDED_LIBRARIES = frozenset({"jax", "jaxlib", "flax", "optax", "orbax"})
 
 
@@ -95,6 +97,24 @@ def upward_imports(source: str, unit: str, package: str = "jaxmem") -> list[str]
         if parts[1] not in MAY_IMPORT[unit]:
             faults.append(f"line {line}: {unit} may not import {name}")
     return faults
+
+
+def faults_inside_remat(module: str, source: str) -> list[str]:
+    """Imports by a module of remat of a package inside that it may not know, or of a private module of one."""
+    own = package_inside_remat(module)
+    faults = []
+    for line, name in imported(source):
+        package, rest = package_inside_remat(name), name.split(".")[3:]
+        if package in ("", own):
+            continue
+        if package not in INSIDE_REMAT.get(own, INSIDE_REMAT) or (rest and rest[0].startswith("_")):
+            faults.append(f"line {line}: {own or 'remat'} may not import {name}")
+    return faults
+
+
+def package_inside_remat(name: str) -> str:
+    parts = name.split(".")
+    return parts[2] if parts[:2] == ["jaxmem", "remat"] and len(parts) > 2 and parts[2] in INSIDE_REMAT else ""
 
 
 def imports_between(root: Path, package: str = "jaxmem") -> dict[str, set[str]]:
@@ -185,6 +205,27 @@ def test_imports_point_one_way():
 
 def test_no_modules_import_one_another():
     assert circles(imports_between(ROOT)) == []
+
+
+def test_packages_inside_remat_point_one_way():
+    for path in sorted((PACKAGE / "remat").rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        assert faults_inside_remat(module, path.read_text()) == [], module
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "faulty"),
+    [
+        ("jaxmem.remat.jaxprs._facts", "from jaxmem.remat.blocks import Plan", True),
+        ("jaxmem.remat.blocks._plan", "from jaxmem.remat.auto import auto", True),
+        ("jaxmem.remat.auto._problem", "from jaxmem.remat.blocks._plan import Plan", True),
+        ("jaxmem.remat._examine", "def f():\n    from jaxmem.remat.jaxprs._facts import Facts", True),
+        ("jaxmem.remat.auto._problem", "from jaxmem.remat.blocks import Plan", False),
+        ("jaxmem.remat.auto._problem", "from jaxmem.remat.auto._solve import Group", False),
+    ],
+)
+def test_an_import_inside_remat_is_judged(module, source, faulty):
+    assert bool(faults_inside_remat(module, source)) == faulty
 
 
 def test_a_circle_is_seen(tmp_path):

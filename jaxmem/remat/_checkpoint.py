@@ -8,7 +8,7 @@ from typing import Any
 from jaxmem.errors import RematWarning
 from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._lower import JaxPolicy, lower
-from jaxmem.remat._watch import Watch
+from jaxmem.remat._queries import Watch
 from jaxmem.remat._wrap import CALL, Hooks, Options, wrap
 
 

@@ -11,12 +11,10 @@ import jax.numpy as jnp
 from jaxmem._compat import called_jaxprs, checkpoint_name_of, prevents_cse
 from jaxmem.errors import RematWithoutEffect
 from jaxmem.policy import Policy, as_policy, matches
-from jaxmem.remat._kept import kept_values, num_bytes
-from jaxmem.remat._offers import Offers, check_names
+from jaxmem.remat._queries import PolicyQueries, check_names
 from jaxmem.remat._residuals import Residual, ResidualTable, residuals
-from jaxmem.remat.blocks import find_blocks
-from jaxmem.remat.blocks._facts import is_nested_scan
-from jaxmem.remat.blocks._marked import without_marked
+from jaxmem.remat.blocks import find_blocks, without_marked
+from jaxmem.remat.jaxprs import equations_in, is_float, is_nested_scan, num_bytes, of_some, vjp_residuals
 
 _LOOPS = ("scan", "while")
 _NEARLY_ALL = 0.9  # a block that makes this share of a loss's values is the whole loss
@@ -31,8 +29,8 @@ class Examination:
       warnings: sentences on what the policy does not do, with the reason.
       names: the names that the policy was offered.
       blocks: number of calls of blocks in the traced program; a scan's body is called once.
-      outside: tells what is kept outside of blocks whatever the policy, value by value, by one more trace; None where
-        nothing was asked of a policy.
+      outside: traces once more, and returns what is kept outside of blocks whatever the policy; None for a policy that
+        keeps everything.
       inside: there are blocks in something that is recomputed as a whole (a segment of `nested_scan`, a
         checkpoint of the user's own). What they keep, they keep while that is recomputed, so that the
         policy shows in the peak and not in the residuals of the forward pass.
@@ -67,8 +65,8 @@ def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = N
     The dots rule of dots kept nothing: ...
     """
     policy = as_policy(policy)
-    offers = Offers()
-    traced = jax.make_jaxpr(loss(offers.checkpoint))(*args)
+    queries = PolicyQueries()
+    traced = jax.make_jaxpr(loss(queries.checkpoint))(*args)
 
     def again(*args):  # the user's Python code runs once
         return jex.jaxpr_as_fun(traced)(*jax.tree.leaves(args))
@@ -76,7 +74,7 @@ def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = N
     table = residuals(again, *args, argnums=argnums)
     if policy.keeps_everything:
         return Examination(residuals=table)
-    if not offers.blocks:
+    if not queries.blocks:
         raise RematWithoutEffect(
             wanted=f"a loss that marks its blocks, for remat={str(policy)!r}",
             got="a loss that declares `memory` but marks none, so the setting has nowhere to apply",
@@ -84,21 +82,22 @@ def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = N
             "from_linen(Net(), ...) for a function of it: then the layers are found.",
         )
     program, inside = traced.jaxpr, _inside(traced.jaxpr)
-    if inside and not offers.answer(policy):
+    if inside and not queries.answer(policy):
         _differentiate(again, args, argnums)
-    check_names(policy, offers.names, where="a block of the loss", in_program=_names(program))
+    names = {name for eqn in equations_in(program) if (name := checkpoint_name_of(eqn)) is not None}
+    check_names(policy, queries.names, where="a block of the loss", in_program=names)
     warnings = [
         *_empty(program),
-        *_dots(policy, offers),
+        *_dots(policy, queries),
         *_barriers(program),
         *_whole(program),
-        *_offloads(policy, offers, table),
+        *_offloads(policy, queries, table),
     ]
     return Examination(
         residuals=table,
         warnings=tuple(warnings),
-        names=tuple(sorted(offers.names)),
-        blocks=offers.blocks,
+        names=tuple(sorted(queries.names)),
+        blocks=queries.blocks,
         inside=inside,
         outside=lambda: _outside(traced, args, argnums),
     )
@@ -112,8 +111,8 @@ def _outside(traced, args, argnums: int | None) -> tuple[Residual, ...]:
     return residuals(lambda *args: program(traced.consts, *jax.tree.leaves(args)), *args, argnums=argnums).rows
 
 
-def _dots(policy: Policy, offers: Offers) -> list[str]:
-    if policy.dots == "none" or offers.dots:
+def _dots(policy: Policy, queries: PolicyQueries) -> list[str]:
+    if policy.dots == "none" or queries.dots:
         return []
     reason = (
         "no block has a matrix product without batch dimensions (batched and vmapped products have some). "
@@ -128,16 +127,10 @@ def _empty(program) -> list[str]:
     """No block keeps a value that it makes itself: there is nothing to recompute."""
     for _, _, inner in _blocks(program):
         avals: list[Any] = [v.aval for v in inner.invars]
-        floats = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
-
-        def call(some, others, inner=inner, floats=floats):
-            some, others = iter(some), iter(others)
-            return jex.jaxpr_as_fun(jex.ClosedJaxpr(inner, ()))(*(next(some if yes else others) for yes in floats))
-
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-        some, others = ([x for x, yes in zip(shapes, floats, strict=True) if yes is kind] for kind in (True, False))
         try:
-            if inner.constvars or kept_values(call, some, others, argnums=0)[1]:
+            run = jex.jaxpr_as_fun(jex.ClosedJaxpr(inner, ()))
+            if inner.constvars or vjp_residuals(*of_some(run, shapes, list(map(is_float, shapes))), argnums=0)[1]:
                 return []
         except Exception:  # it cannot be traced alone, as within a shard_map
             return []
@@ -170,13 +163,13 @@ def _whole(program) -> list[str]:
     return []
 
 
-def _offloads(policy: Policy, offers: Offers, table: ResidualTable) -> list[str]:
+def _offloads(policy: Policy, queries: PolicyQueries, table: ResidualTable) -> list[str]:
     moved = {row.name for row in table.rows if row.memory == "host"}
     idle = [
         pattern
         for pattern in policy.offload
         if not any(matches(pattern, name) for name in moved if name is not None)
-        and any(matches(pattern, name) and policy.fate(name) == "offload" for name in offers.names)
+        and any(matches(pattern, name) and policy.fate(name) == "offload" for name in queries.names)
     ]
     return [
         f"Offloading {pattern!r} moves nothing: the backward pass does not need that value. The output of a scan's "
@@ -214,21 +207,12 @@ def _differentiate(fn: Callable, args, argnums: int | None) -> None:
         def total(*some):
             given = dict(enumerate(args)) | dict(zip(chosen, some, strict=True))
             outs = jax.tree.leaves(fn(*given.values()))
-            return sum(jnp.sum(out) for out in outs if jnp.issubdtype(out.dtype, jnp.inexact))
+            return sum(jnp.sum(out) for out in outs if is_float(out))
 
         out, pull_back = jax.vjp(total, *(args[i] for i in chosen))
         pull_back(jnp.ones_like(out))
 
     jax.eval_shape(backward, *args)
-
-
-def _names(jaxpr) -> set[str]:
-    found = set()
-    for eqn in jaxpr.eqns:
-        found |= {checkpoint_name_of(eqn)} - {None}
-        for inner in called_jaxprs(eqn):
-            found |= _names(inner)
-    return found
 
 
 def _made_bytes(jaxpr) -> int:

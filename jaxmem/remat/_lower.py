@@ -10,7 +10,7 @@ from jax.ad_checkpoint import Offloadable, checkpoint_name
 
 from jaxmem.errors import PolicyNotHonoured
 from jaxmem.policy import Policy
-from jaxmem.remat._kept import is_on_host, kept_values
+from jaxmem.remat.jaxprs import is_on_host, vjp_residuals
 
 # The only memory kind that JAX offloads to: it takes any other name without a word, and leaves the value where it is.
 HOST = "pinned_host"
@@ -81,7 +81,7 @@ def _honoured(feature: str, rewrite: bool) -> bool:
     del rewrite  # part of the key
     policy, block = _PROBES[feature]
     block = jax.checkpoint(block, policy=JaxPolicy(policy))
-    _, kept = kept_values(block, jax.ShapeDtypeStruct((2, 2), jnp.float32))
+    _, kept = vjp_residuals(block, jax.ShapeDtypeStruct((2, 2), jnp.float32))
     return any(is_on_host(v.aval) for v in kept) if policy.offload else bool(kept)
 
 

@@ -1,7 +1,6 @@
 """How `nested_scan` cuts a scan into segments, and what that keeps and recomputes: arithmetic, no arrays."""
 
 import dataclasses
-import re
 from typing import Literal
 
 import numpy as np
@@ -112,21 +111,6 @@ def segment_lengths(length: int, segment: int | Literal["sqrt"] | None, levels: 
     return tuple(cut for cut in lengths if cut < length)
 
 
-def scope_of(cuts: tuple[int, ...]) -> str:
-    """The named scope under which a nested scan is traced. It tells a reader of a jaxpr how the scan was cut.
-
-    >>> scope_of((25, 5)), segments_of("GPT/nested_scan_25_5"), segments_of("GPT/scan")
-    ('nested_scan_25_5', (25, 5), ())
-    """
-    return "_".join(("nested_scan", *map(str, cuts)))
-
-
-def segments_of(scope: str) -> tuple[int, ...]:
-    """The segments in the innermost part of a name stack; () where that is not one of `scope_of`."""
-    found = re.search(r"(?:^|[/(])nested_scan((?:_\d+)+)\)*$", scope)
-    return tuple(map(int, found[1][1:].split("_"))) if found else ()
-
-
 _MEANING = {"segment": "number of steps of a segment", "levels": "depth of nesting", "length": "number of steps"}
 
 
@@ -141,7 +125,7 @@ def _whole(name: str, value) -> int:
 
 
 def _root(length: int, power: int) -> int:
-    """The smallest whole number whose power is at least `length`; in integers, for 1000 ** (1 / 3) is 9.99…"""
+    """The smallest whole number whose power is at least `length`; in integers, since 1000 ** (1 / 3) is 9.99…"""
     base = 1
     while base**power < length:
         base += 1

@@ -13,10 +13,9 @@ from jax.core import Tracer
 
 from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._checkpoint import checkpoint
-from jaxmem.remat._kept import kept_values
-from jaxmem.remat._nested_pricing import scope_of, segment_lengths
+from jaxmem.remat._nested_pricing import segment_lengths
 from jaxmem.remat._segments import Segments
-from jaxmem.remat._wrap import is_checkpoint
+from jaxmem.remat.jaxprs import is_checkpoint, segments_scope, vjp_residuals
 
 
 def nested_scan(
@@ -91,7 +90,7 @@ def nested_scan(
     cuts, policy = segment_lengths(length, segment, levels), as_policy(policy)
     if cuts in ((), (1,)):
         step = checkpoint(body, policy if cuts == () and segment != 1 else "full", scanned=True)
-        with jax.named_scope(scope_of((1,))):
+        with jax.named_scope(segments_scope((1,))):
             return lax.scan(step, init, xs, length, reverse=reverse, unroll=unroll)
 
     jaxpr, init, out_tree = _trace(body, init, xs, length, reverse)
@@ -146,7 +145,7 @@ def _scan_marked(make: Callable[..., Segments], cuts: tuple[int, ...], consts: l
     """Runs a plan whose body is a checkpoint: its policy, not the plan's, says what is kept of a step."""
     plan = make(cuts=cuts, policy=Policy(rest="save"))
     x = jax.eval_shape(lambda xs: [leaf[0] for leaf in xs], xs)
-    _, kept = kept_values(plan.body, consts, init, x)
+    _, kept = vjp_residuals(plan.body, consts, init, x)
     if not kept and cuts[-1] != 1:  # as for the policy "full"
         plan = dataclasses.replace(plan, cuts=(*cuts, 1))
     return plan.scan()(consts, init, xs)

@@ -4,15 +4,13 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._checkpoint import checkpoint
-from jaxmem.remat._kept import is_on_host, kept_values, num_bytes
-from jaxmem.remat._offers import Offers, check_names
-from jaxmem.remat._origin import origin
-from jaxmem.remat._table import aligned
+from jaxmem.remat._queries import PolicyQueries, check_names
+from jaxmem.remat.jaxprs import is_on_host, num_bytes, origin, vjp_residuals
 
 _SMALL = 1 / 500  # kinds of values below this share of the total are one line of the text
 
@@ -124,7 +122,7 @@ class ResidualTable:
 def residuals(fn: Callable, *args, argnums: int | None = None, policy: str | Policy | None = None) -> ResidualTable:
     """The values that `jax.vjp(fn, *args)` keeps, besides the arguments themselves; modelled.
 
-    A value kept twice counts once, and so does one that is an argument not at all: those bytes are there anyway.
+    Duplicates count once. Arguments do not count, since they are there anyway.
     The compiler may keep fewer (it fuses and recomputes cheap operations) or more (copies): residual
     bytes order policies, compiled bytes decide.
 
@@ -143,13 +141,13 @@ def residuals(fn: Callable, *args, argnums: int | None = None, policy: str | Pol
     >>> table.before.total_bytes, [(row.op, row.size_bytes) for row in table.rows]
     (2048, [('dot_general', 1024)])
     """
-    before, offers = None, Offers()
+    before, queries = None, PolicyQueries()
     if policy is not None:
         before, policy = residuals(fn, *args, argnums=argnums), as_policy(policy)
-        fn = offers.checkpoint(fn, policy) if policy.patterns else checkpoint(fn, policy)
-    jaxpr, values = kept_values(fn, *args, argnums=argnums)
+        fn = queries.checkpoint(fn, policy) if policy.patterns else checkpoint(fn, policy)
+    jaxpr, values = vjp_residuals(fn, *args, argnums=argnums)
     if policy is not None and policy.patterns and not policy.keeps_everything:
-        check_names(policy, offers.names, where="the function")
+        check_names(policy, queries.names, where="the function")
     rows = [_row(jaxpr, var) for var in values]
     return ResidualTable(rows=tuple(sorted(rows, key=lambda row: -row.size_bytes)), before=before)
 
@@ -161,7 +159,7 @@ def residual_bytes(fn: Callable, *args, argnums: int | None = None) -> int:
     >>> residual_bytes(lambda x: jnp.sin(jnp.sin(x)), jax.ShapeDtypeStruct((256,), jnp.float32))
     2048
     """
-    _, values = kept_values(fn, *args, argnums=argnums)
+    _, values = vjp_residuals(fn, *args, argnums=argnums)
     return sum(num_bytes(v.aval) for v in values if not is_on_host(v.aval))
 
 
@@ -173,6 +171,21 @@ def _row(jaxpr, var) -> Residual:
 
 
 # -- text --------------------------------------------------------------------------------------------
+
+
+def aligned(lines: Sequence[Sequence[str]], right: int) -> str:
+    """Columns two spaces apart, the first `right` of them set to the right.
+
+    >>> print(aligned([["bytes", "name"], ["7", "x"]], right=1))
+    bytes  name
+        7  x
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = [
+        [c.rjust(w) if i < right else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
+        for line in lines
+    ]
+    return "\n".join("  ".join(row).rstrip() for row in rows)
 
 
 @dataclasses.dataclass

@@ -27,10 +27,7 @@ from jax import lax
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from jaxmem.remat._checkpoint import checkpoint
-from jaxmem.remat._nested_pricing import scope_of
-
-# JAX's own label on what a checkpoint computes a second time; counts of a compiled step's FLOPs go by it.
-_RECOMPUTED = "rematted_computation"
+from jaxmem.remat.jaxprs import RECOMPUTED, is_float, segments_scope
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +56,7 @@ class Segments:
         @jax.custom_vjp
         def scan(consts, init, xs):
             step = functools.partial(self.body, consts)
-            with jax.named_scope(scope_of(tuple(cut for cut in self.cuts if cut > 1) or (1,))):
+            with jax.named_scope(segments_scope(tuple(cut for cut in self.cuts if cut > 1) or (1,))):
                 return lax.scan(step, init, xs, self.length, reverse=self.reverse, unroll=self.unroll)
 
         # Of outputs that the loss does not use, zeros of their whole stack would be read step by step.
@@ -154,7 +151,7 @@ class _Run:
         xs = (jnp.arange(segments), starts)
         return self._loop(segment, state, xs, back=True, unroll=size == 1)[0]
 
-    @jax.named_scope(_RECOMPUTED)
+    @jax.named_scope(RECOMPUTED)
     def _starts(self, carry, low, count: int, size: int):
         """The carries that the segments of [low, low + count) start from, stacked, and the shorter rest's."""
         segments, rest, first, _ = self.plan.split(low, count, size)
@@ -198,7 +195,7 @@ class _Run:
             return self._pull_back(state, jax.tree.unflatten(layout["tree"], leaves), i), None
 
         indices = low + jnp.arange(count)
-        with jax.named_scope(_RECOMPUTED):
+        with jax.named_scope(RECOMPUTED):
             _, saved = self._loop(forward, carry, indices)
         return self._loop(backward, state, (indices, saved), back=True)[0]
 
@@ -245,15 +242,11 @@ def _is_zero(cotangent) -> bool:
     return isinstance(cotangent, SymbolicZero) or cotangent.dtype == jax.dtypes.float0
 
 
-def _is_float(leaf) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.inexact)
-
-
 def _floats(leaves) -> list:
-    return [leaf for leaf in leaves if _is_float(leaf)]
+    return [leaf for leaf in leaves if is_float(leaf)]
 
 
 def _replace(leaves, floats, *rest) -> list:
     """`leaves` with its floating ones taken from `floats`, and the others replaced by `rest` if that is given."""
     floats = iter(floats)
-    return [next(floats) if _is_float(leaf) else (rest[0] if rest else leaf) for leaf in leaves]
+    return [next(floats) if is_float(leaf) else (rest[0] if rest else leaf) for leaf in leaves]

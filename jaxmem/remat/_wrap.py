@@ -7,12 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxmem._compat import prevents_cse
 from jaxmem.errors import InputError
-from jaxmem.remat._arguments import is_a, is_linen, is_nnx, partition
-from jaxmem.remat._closures import call_explained
-
-WATCH = "watch_names"  # the primitive through which the results of a watched block pass; see _watch.py
+from jaxmem.remat._arguments import call_explained, is_a, is_linen, is_nnx, partition
 
 
 class Options(NamedTuple):
@@ -26,8 +22,8 @@ class Hooks(NamedTuple):
     """What else happens at each call of a block; equal by value, like options.
 
     Args:
-      before: called with nothing.
-      results: called with the block's results, which it returns.
+      before: called without arguments, before the block.
+      results: called with the block's results, and returns them.
     """
 
     before: Callable[[], None] = lambda: None
@@ -94,7 +90,7 @@ def _block(fn: Callable, names, options, hooks) -> Callable:
             args, kwargs = rebuild(leaves)
             return call_explained(fn, args, kwargs)
 
-        if name != "__call__":  # as which linen would name no scope
+        if name != "__call__":  # linen names no scope after it
             call.__name__ = name
         module = leaves[0] if leaves and is_linen(leaves[0]) else None
         hooks.before()
@@ -170,9 +166,3 @@ def _module_class(cls, methods, names, options, hooks):
 
 def _is_module_class(x) -> bool:
     return inspect.isclass(x) and (is_a(x, "flax.linen", "Module") or is_a(x, "flax.nnx", "Module"))
-
-
-def is_checkpoint(jaxpr) -> bool:
-    """Whether a program is one checkpoint and nothing else, watched or not."""
-    blocks = [prevents_cse(eqn) is not None for eqn in jaxpr.eqns if eqn.primitive.name != WATCH]
-    return blocks == [True]

@@ -12,14 +12,14 @@ from jaxmem.remat.auto import (
     MAX_COMPILES,
     REFUSED,
     Assignment,
-    Decision,
     Measured,
     Problem,
     Rates,
+    ResidualPlan,
     Trial,
     fit,
     in_the_way,
-    pose_call,
+    step_problem,
     within_share,
 )
 from jaxmem.targets import Target, on_target, resolve_target
@@ -51,7 +51,7 @@ class Trials:
         return [trial for trial in self.made if offload or not trial.assignment.host_bytes]
 
 
-def build_problem(spec: StepSpec, target: Target) -> Problem:
+def step_problem(spec: StepSpec, target: Target) -> Problem:
     """The blocks of the loss of one micro-batch, without remat, differentiated as the step does.
 
     What a device keeps of them is its share of the batch's rows.
@@ -59,7 +59,7 @@ def build_problem(spec: StepSpec, target: Target) -> Problem:
     plain = without_remat(spec)
     with on_target(target), plain.entered():
         arguments, shards = plain.loss_arguments(), reduction(plain).shards
-        return pose_call(plain.whole_loss, arguments, {}, Rates.of(target), argnums=(0,), shards=shards)
+        return build_problem(plain.whole_loss, arguments, {}, Rates.of(target), argnums=(0,), shards=shards)
 
 
 def spend(spec: StepSpec, target: str | Target | None) -> StepSpec:
@@ -72,9 +72,9 @@ def spend(spec: StepSpec, target: str | Target | None) -> StepSpec:
     if budget is None:
         return spec
     resolved = resolve_target(target)
-    problem = build_problem(spec, resolved)
+    problem = step_problem(spec, resolved)
     if budget.share is not None:
-        return spec.with_decision(Decision(problem=problem, assignment=within_share(problem, budget.share)))
+        return spec.with_decision(ResidualPlan(problem=problem, assignment=within_share(problem, budget.share)))
     return spend_bytes(spec, budget.bytes or 0, resolved, Trials(problem))
 
 
@@ -166,7 +166,7 @@ class _Compiler:
         """The step of a choice, traced and lowered once."""
         at = _same(assignment)
         if at not in self.candidates:
-            spec = self.spec.with_decision(Decision(problem=self.trials.problem, assignment=assignment))
+            spec = self.spec.with_decision(ResidualPlan(problem=self.trials.problem, assignment=assignment))
             traced = trace_for(spec, self.target)
             lowered = traced.lower()
             self.candidates[at] = _Candidate(spec, lowered, content(spec, lowered, traced.target))
@@ -186,7 +186,7 @@ class _Compiler:
 
     def decided(self, trial: Trial) -> StepSpec:
         """The spec of a choice; where this budget compiled it, with its trace and its program."""
-        decision = Decision(
+        decision = ResidualPlan(
             problem=self.trials.problem,
             assignment=trial.assignment,
             peak_bytes=trial.peak_bytes,

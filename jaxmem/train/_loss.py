@@ -10,7 +10,7 @@ from jaxmem import accumulate, precision, remat
 from jaxmem._signatures import declares
 from jaxmem.config import Memory, MemoryConfig
 from jaxmem.errors import ConfigError, PrecisionWithoutEffect
-from jaxmem.remat.auto import Decision
+from jaxmem.remat.auto import ResidualPlan
 from jaxmem.remat.blocks import at_blocks
 from jaxmem.workload import Workload, nothing_trained, path_string, select_paths
 
@@ -21,7 +21,7 @@ def configured_loss(
     frozen=None,
     *,
     checkpoint=remat.checkpoint_unchecked,
-    decision: Decision | None = None,
+    decision: ResidualPlan | None = None,
 ):
     """The loss as a step differentiates it, `(trainable, batch, *, rng, state)`, with the config applied.
 

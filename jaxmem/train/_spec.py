@@ -12,7 +12,7 @@ from jaxmem import accumulate, precision, remat
 from jaxmem._miscompilations import Miscompilation, faults_met, without_faults
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, WorkloadError
-from jaxmem.remat.auto import Decision
+from jaxmem.remat.auto import ResidualPlan
 from jaxmem.targets import one_device
 from jaxmem.train._layout import Layout, sharding_of, unsharded
 from jaxmem.train._loss import check_widths, configured_loss, partition
@@ -34,7 +34,7 @@ class StepSpec:
     workload: Workload
     config: MemoryConfig
     layout: Layout
-    decision: Decision | None = None
+    decision: ResidualPlan | None = None
     known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -67,7 +67,7 @@ class StepSpec:
         made.known[without_remat] = without_remat(self)
         return made
 
-    def with_decision(self, decision: Decision) -> "StepSpec":
+    def with_decision(self, decision: ResidualPlan) -> "StepSpec":
         """The spec with residuals kept as was decided; its own remat setting must be none or a budget."""
         made = dataclasses.replace(self, decision=decision)
         made.known[without_remat] = without_remat(self)

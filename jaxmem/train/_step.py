@@ -15,7 +15,7 @@ from jaxmem.policy import Policy
 from jaxmem.remat.auto import MAX_COMPILES
 from jaxmem.targets import Target, refusing_options, resolve_target
 from jaxmem.train import _program as programs
-from jaxmem.train._budget import Trials, build_problem, spend, spend_bytes
+from jaxmem.train._budget import Trials, spend, spend_bytes, step_problem
 from jaxmem.train._mistakes import blaming
 from jaxmem.train._reduction import Reduction, reduction
 from jaxmem.train._remat import examine, residual_table, solution
@@ -245,7 +245,7 @@ class TrainStep:
         target = self.target if target is None else target
         resolved, spec = resolve_target(target), self.spec.with_remat(f"auto:{size}B")
         if resolved not in self._trials:
-            self._trials[resolved] = Trials(build_problem(spec, resolved))
+            self._trials[resolved] = Trials(step_problem(spec, resolved))
         limits = {"offload": offload, "max_compiles": max_compiles}
         spec = spend_bytes(spec, size, resolved, self._trials[resolved], **limits)
         return TrainStep(spec, target, self._trials)

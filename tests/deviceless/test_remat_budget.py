@@ -10,11 +10,11 @@ from jax.sharding import AbstractMesh, AxisType
 from benchmarks._stacks import STACKS
 from jaxmem import Workload, analyze, make_train_step
 from jaxmem.remat import auto, fit_budget
-from jaxmem.remat.auto import Decision
-from jaxmem.remat.auto._assign import plain, smallest
+from jaxmem.remat.auto import ResidualPlan
+from jaxmem.remat.auto._assignment import plain, smallest
 from jaxmem.targets import resolve_target
 from jaxmem.train import TrainStep
-from jaxmem.train._budget import build_problem
+from jaxmem.train._budget import step_problem
 from tests.deviceless.compiling import _PACKAGES, TARGETS, compile_on, require
 
 STACK = dataclasses.replace(
@@ -51,13 +51,13 @@ def test_bytes_of_a_sharded_batch_are_one_devices():
     workload = Workload(lambda params, batch: wide.loss()(params, batch), params, batch, optax.sgd(0.1))
     mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))  # of explicit ones JAX asks where to gather
     step = make_train_step(workload, mesh=mesh, target=target)
-    problem = build_problem(step.spec, target)
+    problem = step_problem(step.spec, target)
     assert problem.plain_bytes == pytest.approx(
-        build_problem(make_train_step(workload).spec, target).plain_bytes / 8, rel=0.01
+        step_problem(make_train_step(workload).spec, target).plain_bytes / 8, rel=0.01
     )
     peaks, sizes = [], []
     for choice in (smallest(problem), plain(problem)):
-        chosen = TrainStep(step.spec.with_decision(Decision(problem=problem, assignment=choice)))
+        chosen = TrainStep(step.spec.with_decision(ResidualPlan(problem=problem, assignment=choice)))
         peaks.append(analyze(chosen, target=target).peak_bytes)
         sizes.append(choice.total_bytes)
     assert peaks[1] - peaks[0] == pytest.approx(sizes[1] - sizes[0], rel=0.3)

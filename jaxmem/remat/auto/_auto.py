@@ -1,19 +1,18 @@
-"""`auto`: any differentiable function under a budget of bytes, without annotations."""
+"""`auto` and `fit_budget`: a differentiable function, or a training step, under a budget of bytes."""
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
-from jaxmem._units import format_apart, format_bytes
 from jaxmem.budget import Budget, parse_budget
-from jaxmem.errors import BudgetInfeasible
-from jaxmem.remat.auto._assign import Assignment, smallest, within
-from jaxmem.remat.auto._candidates import check_function, check_objective
-from jaxmem.remat.auto._decision import Decision, pose_call
-from jaxmem.remat.auto._nested import nested
-from jaxmem.remat.auto._problem import Problem
+from jaxmem.errors import ConfigError
+from jaxmem.remat.auto._assignment import Assignment
+from jaxmem.remat.auto._problem import Problem, build_problem
 from jaxmem.remat.auto._rates import Rates
-from jaxmem.remat.auto._share import within_share
-from jaxmem.remat.auto._solution import Solution, in_the_way
+from jaxmem.remat.auto._residual_plan import ResidualPlan
+from jaxmem.remat.auto._search import MAX_COMPILES
+from jaxmem.remat.auto._solution import Solution
+from jaxmem.remat.auto._within import within_bytes, within_share
 from jaxmem.targets import Target, resolve_target
 
 
@@ -28,14 +27,14 @@ class Auto:
     def __call__(self, *args, **kwargs):
         return self.decide(*args, **kwargs).apply(self._fn)(*args, **kwargs)
 
-    def decide(self, *args, **kwargs) -> Decision:
+    def decide(self, *args, **kwargs) -> ResidualPlan:
         """The choices for these arguments, arrays or `jax.ShapeDtypeStruct`s.
 
         Raises:
-          BudgetInfeasible: not even keeping nothing but the inputs of blocks stays within the budget or the share.
+          BudgetInfeasible: keeping the inputs of blocks alone exceeds the budget or the share.
         """
-        problem = pose_call(self._fn, args, kwargs, self._rates)
-        return Decision(problem=problem, assignment=self._assign(problem))
+        problem = build_problem(self._fn, args, kwargs, self._rates)
+        return ResidualPlan(problem=problem, assignment=self._assign(problem))
 
     def solve(self, *args, **kwargs) -> Solution:
         """What `decide` chooses, readable."""
@@ -47,25 +46,7 @@ class Auto:
         options = {"objective": self._objective, "offload": self._offload}
         if self._budget.share is not None:
             return within_share(problem, self._budget.share, **options)
-        size = (self._budget.bytes or 0) + extra
-        found = within(problem, size, **options)
-        if found is not None:
-            return found
-        segments = nested(problem, objective=self._objective)
-        if segments is not None and segments.total_bytes <= size:
-            return segments
-        least = smallest(problem, objective=self._objective)
-        if least.total_bytes <= size:  # the solver ran out of time
-            return least
-        least = segments or least
-        wanted, got = format_apart(size, least.total_bytes)
-        raise BudgetInfeasible(
-            wanted=f"residuals and a working set within {wanted}",
-            got=f"at least {got}: {format_bytes(least.kept_bytes)} of what blocks are "
-            f"given and what is kept outside of them, and a working set of {format_bytes(least.working_bytes)}; the "
-            f"largest are {in_the_way(problem, least)}",
-            do="Allow more bytes, or cut the batch into micro-batches.",
-        )
+        return within_bytes(problem, (self._budget.bytes or 0) + extra, **options)
 
     def _more(self, problem: Problem, now: Assignment) -> float | None:
         if self._budget.bytes is None:
@@ -96,7 +77,7 @@ def auto(
       offload: whether values may wait in host memory. TPUs and GPUs have it.
 
     Raises:
-      ConfigError: for a budget or objective that is none. When called, BudgetInfeasible: no choice stays within.
+      ConfigError: for an invalid budget or objective. When called, BudgetInfeasible: no choice stays within the budget.
 
     >>> import jax, jax.numpy as jnp
     >>> def loss(weights, x):
@@ -114,3 +95,62 @@ def auto(
     check_objective(objective)
     rates = Rates.of(None if target is None else resolve_target(target))
     return Auto(fn, parse_budget(budget), rates, objective, offload)
+
+
+def fit_budget(
+    step: Any,
+    budget_peak_bytes: int | str,
+    target: Any = None,
+    *,
+    offload: bool = False,
+    max_compiles: int = MAX_COMPILES,
+) -> Any:
+    """A training step whose compiled peak is at most a budget, at the lowest price that was found.
+
+    Args:
+      step: of `jaxmem.make_train_step`; its own remat setting is replaced.
+      budget_peak_bytes: per device, for the peak of the whole step as the target's compiler reports it.
+      target: what to compile for; the step's own where None.
+      offload: whether values may wait in host memory.
+      max_compiles: of the target's compiler. Peaks are remembered on disk by the program's content, in
+        JAXMEM_CACHE_DIR or the user's cache folder.
+
+    Returns:
+      The step, with `decision.peak_bytes`, `decision.compiles` and `solution()`. What was compiled for a step helps
+      its later budgets, also those of the returned step: a larger one never gets a worse choice than a smaller before.
+
+    Raises:
+      BudgetInfeasible: naming the smallest peak reached.
+
+    >>> import jax, jax.numpy as jnp, optax
+    >>> from jaxmem import Workload, make_train_step
+    >>> def loss(weights, x):
+    ...     return jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(jnp.tanh(x) @ w), None), x, weights)[0])
+    >>> shapes = jax.ShapeDtypeStruct((8, 64, 64), "float32"), jax.ShapeDtypeStruct((512, 64), "float32")
+    >>> step = fit_budget(make_train_step(Workload(loss, *shapes, optax.sgd(0.1))), 2_500_000, "cpu")
+    >>> step.report().peak_bytes <= 2_500_000
+    True
+    """
+    if not hasattr(step, "fit_budget"):
+        raise ConfigError(
+            wanted="a step made by jaxmem.make_train_step",
+            got=f"a {type(step).__name__}",
+            do="For a function use auto.",
+        )
+    return step.fit_budget(budget_peak_bytes, target, offload=offload, max_compiles=max_compiles)
+
+
+def check_function(fn) -> None:
+    """ConfigError for what is no function of arrays: steps have `fit_budget`."""
+    if not callable(fn) or hasattr(fn, "fit_budget"):
+        raise ConfigError(
+            wanted="a differentiable function of arrays, such as a loss",
+            got=f"a {type(fn).__name__}",
+            do='For a workload or a step use MemoryConfig(remat="auto:6GiB") or remat.fit_budget.',
+        )
+
+
+def check_objective(objective: str) -> None:
+    """ConfigError for an unknown objective."""
+    if objective not in ("seconds", "flops"):
+        raise ConfigError(wanted='objective to be "seconds" or "flops"', got=repr(objective), do="Choose one of them.")

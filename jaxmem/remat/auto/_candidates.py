@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxmem._compat import called_jaxprs, effect_names
-from jaxmem.errors import ConfigError
-from jaxmem.remat._kept import num_bytes
 from jaxmem.remat.auto._costs import (
     COLLECTIVES,
     VIEWS,
@@ -20,7 +18,7 @@ from jaxmem.remat.auto._costs import (
 )
 from jaxmem.remat.auto._forward import Forward, happens_once
 from jaxmem.remat.auto._rates import Rates
-from jaxmem.remat.blocks._facts import is_value
+from jaxmem.remat.jaxprs import equations_in, is_value, num_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +38,8 @@ class Candidates:
       values: variables that may be kept: what the needed equations make, and inputs that are not there anyway.
       equations: indices of the equations that the residuals need.
       value_bytes: per value.
-      held_bytes: per value, what it takes in a working set: nothing where it is fused into what reads it, like a
-        broadcast, or is another residual seen differently.
+      held_bytes: per value, its bytes in a working set: 0 where it is fused into what reads it, like a broadcast, or
+        is a view of another residual.
       is_input: per value; an input cannot be recomputed.
       is_residual: per value, whether the pull-back reads it.
       seconds, flops: per equation, of running it again.
@@ -119,7 +117,7 @@ class Candidates:
         return int(self.value_bytes[list(choice.kept)].sum())
 
     def working_bytes(self, choice: Choice) -> int:
-        """Residuals that are not kept: all of them are there at once when the block's backward pass starts."""
+        """Bytes of the residuals that are not kept: all of them are there when the block's backward pass starts."""
         missing = self.is_residual.copy()
         missing[list(choice.kept)] = False
         return int(self.held_bytes[missing].sum())
@@ -139,7 +137,7 @@ class Candidates:
         """What the objective adds up."""
         if objective == "seconds":
             return Weights(self.seconds, self.keep_seconds, self.offload_seconds)
-        # One second is worth a thousandth of the FLOPs of that second, so FLOPs decide, and seconds where they agree.
+        # A second counts as a thousandth of the FLOPs in it, so that FLOPs decide, and seconds between equals.
         per_second = (
             1e-3 * (self.flops.sum() / max(self.seconds[self.flops > 0].sum(), 1e-12)) if any(self.flops) else 1
         )
@@ -197,9 +195,8 @@ def candidates(forward: Forward, free: Sequence[bool], rates: Rates, shards: int
 
 def _runs_once(eqn) -> bool:
     """Whether an equation has an effect, or waits for other devices, itself or in what it calls."""
-    if eqn.primitive.name in COLLECTIVES or happens_once(eqn):
-        return True
-    return any(_runs_once(inner) for body in called_jaxprs(eqn) for inner in body.eqns)
+    inside = (inner for body in called_jaxprs(eqn) for inner in equations_in(body))
+    return any(each.primitive.name in COLLECTIVES or happens_once(each) for each in (eqn, *inside))
 
 
 def _constants(forward: Forward) -> set[int]:
@@ -227,19 +224,3 @@ def _is_fused(forward: Forward, v, residuals: set, constant: set[int]) -> bool:
         if v in residuals:
             return True
     return False
-
-
-def check_function(fn) -> None:
-    """ConfigError for what is no function of arrays: steps have `fit_budget`."""
-    if not callable(fn) or hasattr(fn, "fit_budget"):
-        raise ConfigError(
-            wanted="a differentiable function of arrays, such as a loss",
-            got=f"a {type(fn).__name__}",
-            do='For a workload or a step use MemoryConfig(remat="auto:6GiB") or remat.fit_budget.',
-        )
-
-
-def check_objective(objective: str) -> None:
-    """ConfigError for what is no objective."""
-    if objective not in ("seconds", "flops"):
-        raise ConfigError(wanted='objective to be "seconds" or "flops"', got=repr(objective), do="Choose one of them.")

@@ -11,9 +11,8 @@ import functools
 from jaxmem._jaxpr_costs import COLLECTIVES as COLLECTIVES
 from jaxmem._jaxpr_costs import VIEWS as VIEWS
 from jaxmem._jaxpr_costs import calls_of, product_flops, rule_of
-from jaxmem.remat._kept import num_bytes
 from jaxmem.remat.auto._rates import Rates
-from jaxmem.remat.blocks._facts import is_value
+from jaxmem.remat.jaxprs import is_value, num_bytes
 
 _FUSED_SHARE = 0.3  # of the bytes that an elementwise equation would move alone
 _VIEW_SHARE = 0.02

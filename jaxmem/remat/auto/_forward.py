@@ -11,12 +11,10 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 
-from jaxmem._compat import effect_names
-from jaxmem.remat.auto._inline import inlined
-from jaxmem.remat.blocks._facts import is_value
-from jaxmem.remat.blocks._run import function_of
+from jaxmem._compat import called_jaxprs, effect_names
+from jaxmem.remat.auto._costs import COLLECTIVES
+from jaxmem.remat.jaxprs import function_of, inlined, inputs_of, is_float, is_value, num_bytes, of_some
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,10 +79,10 @@ class Forward:
         env = dict(zip(self.jaxpr.constvars, self.consts, strict=True)) | known
         made = {v for eqn in eqns for v in eqn.outvars} - env.keys()
         outputs = list(dict.fromkeys(v for v in wanted if is_value(v) and v in made))
-        read = dict.fromkeys(v for eqn in eqns for v in eqn.invars if is_value(v) and v not in made)
         if eqns:
             eqns = [_beside_known(eqn, env) for eqn in eqns]
-            env.update(zip(outputs, function_of(eqns, list(read), outputs)(*[env[v] for v in read]), strict=True))
+            read = inputs_of(eqns)
+            env.update(zip(outputs, function_of(eqns, read, outputs)(*[env[v] for v in read]), strict=True))
         return [env[v] if is_value(v) else v.val for v in wanted]
 
 
@@ -104,13 +102,8 @@ def capture(fn: Callable[..., Sequence], inputs: Sequence, differentiated: Seque
     trees = {}
 
     def forward(*args):
-        given = [arg for arg, yes in zip(args, differentiated, strict=True) if yes]
-
-        def of(*given):
-            given = iter(given)
-            return list(fn(*[next(given) if yes else arg for arg, yes in zip(args, differentiated, strict=True)]))
-
-        outs, pull_back = jax.vjp(of, *given)
+        of, given, rest = of_some(fn, args, differentiated)
+        outs, pull_back = jax.vjp(lambda *given: list(of(given, rest)), *given)
         residuals, trees["vjp"] = jax.tree.flatten(pull_back)  # a vjp function is a pytree of its residuals
         trees["outputs"] = len(outs)
         return [*outs, *residuals]
@@ -130,13 +123,8 @@ def happens_once(eqn) -> bool:
     return bool(effect_names(eqn) - {"NamedAxisEffect"})
 
 
-def is_float(aval) -> bool:
-    """Whether an abstract value can be differentiated."""
-    return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.inexact)
-
-
 def _beside_known(eqn, known):
-    """The equation, with other variables for outputs that are known: it runs for the rest of what it makes."""
+    """The equation with new variables for outputs that are known already, so that only the others are set."""
     if not any(v in known for v in eqn.outvars):
         return eqn
     return eqn.replace(outvars=[_new_variable(v.aval) if v in known else v for v in eqn.outvars])
@@ -144,3 +132,41 @@ def _beside_known(eqn, known):
 
 def _new_variable(aval):
     return jax.make_jaxpr(lambda x: x)(aval).jaxpr.invars[0]
+
+
+def to_name(forward: Forward, v):
+    """The variable to name so that `v` is kept, or is a cheap operation away from what is.
+
+    The derivative of an operation like tanh reads the operation's result, before any name is on it. So there the
+    operand is named, unless it has more bytes than `v`.
+    """
+    made = forward.made_at.get(v)
+    if made is None or not _reads_own_output(forward.jaxpr.eqns[made]):
+        return v
+    operands = [u for u in forward.jaxpr.eqns[made].invars if is_value(u) and is_float(u.aval)]
+    largest = max(operands, key=lambda u: num_bytes(u.aval), default=v)
+    return largest if num_bytes(largest.aval) <= num_bytes(v.aval) else v
+
+
+def _reads_own_output(eqn) -> bool:
+    """Whether an operation's derivative is made of its result."""
+    floats = [is_value(u) and is_float(u.aval) for u in eqn.invars]
+    if any(called_jaxprs(eqn)) or eqn.primitive.multiple_results or not any(floats):
+        return False
+    if eqn.primitive.name in COLLECTIVES:  # which want the axes of a mesh round them
+        return False
+
+    def differentiated(*values):
+        outs, pull_back = jax.vjp(functools.partial(eqn.primitive.bind, **eqn.params), *values)
+        return [outs, *jax.tree.leaves(pull_back)]
+
+    try:
+        jaxpr = jax.make_jaxpr(differentiated)(*[u.aval if is_value(u) else u.val for u in eqn.invars]).jaxpr
+    except (TypeError, ValueError, NameError, NotImplementedError):  # what has no derivative, or not by itself
+        return False
+    out, *residuals = jaxpr.outvars
+    reached = {out}
+    for each in jaxpr.eqns:
+        if any(u in reached for u in each.invars if is_value(u)):
+            reached.update(each.outvars)
+    return any(u in reached for u in residuals if is_value(u))

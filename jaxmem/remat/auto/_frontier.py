@@ -12,14 +12,14 @@ from jaxmem._blame import is_own_fault, reason, whole_tracebacks
 from jaxmem._display import renderers
 from jaxmem._units import format_bytes, format_flops, format_seconds
 from jaxmem.remat._checkpoint import checkpoint_unchecked
-from jaxmem.remat._table import aligned
-from jaxmem.remat.auto._assign import Assignment, plain, smallest, within
-from jaxmem.remat.auto._candidates import check_function, check_objective
+from jaxmem.remat._residuals import aligned
+from jaxmem.remat.auto._assignment import Assignment, plain, smallest, standard
+from jaxmem.remat.auto._auto import check_function, check_objective
 from jaxmem.remat.auto._costs import jaxpr_cost
-from jaxmem.remat.auto._decision import Call
-from jaxmem.remat.auto._problem import Program, pose, program_of
+from jaxmem.remat.auto._problem import Program, problem_of, program_of
 from jaxmem.remat.auto._rates import Rates
-from jaxmem.remat.auto._standard import standard
+from jaxmem.remat.auto._within import within
+from jaxmem.remat.jaxprs import Call, is_float
 from jaxmem.targets import Target, in_mesh, mesh_of, resolve_target
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def frontier(
     def found_for(args, kwargs) -> Frontier:
         call = Call(fn, args, kwargs)
         program = program_of(call, call.leaves)
-        problem = pose(program, rates)
+        problem = problem_of(program, rates)
         least, most = smallest(problem, objective=objective).total_bytes, plain(problem).total_bytes
         found: list[Assignment] = []
         for size in np.geomspace(max(1, least), max(1, most, least), points):
@@ -154,18 +154,12 @@ def frontier(
 
 
 def _point(a: Assignment) -> FrontierPoint:
-    return FrontierPoint(
-        kept_bytes=a.kept_bytes,
-        total_bytes=a.total_bytes,
-        recompute_flops=a.recompute_flops,
-        recompute_seconds=a.recompute_seconds,
-        price=a.price,
-        bound=a.bound,
-    )
+    fields = (field.name for field in dataclasses.fields(FrontierPoint) if field.name != "name")
+    return FrontierPoint(**{name: getattr(a, name) for name in fields})
 
 
 def _of_policy(program: Program, policy: str, choice: Assignment, rates: Rates) -> FrontierPoint:
-    """What JAX keeps and runs again under a policy, priced as the same choice of ours is."""
+    """What JAX keeps and recomputes under a policy, with the price of the same choice of ours."""
     marked = program.apply(lambda fn, *, scanned, name: checkpoint_unchecked(fn, policy, scanned=scanned))
     extra = gradient_flops(program, marked, rates) - gradient_flops(program, program, rates)
     kept_bytes = program.kept_bytes(marked)
@@ -180,17 +174,17 @@ def _of_policy(program: Program, policy: str, choice: Assignment, rates: Rates) 
 
 
 def gradient_flops(program: Program, fn: Callable[..., list], rates: Rates) -> float:
-    """Products of a gradient, dead code taken out of what is recomputed, as JAX does when it differentiates."""
-    given, rest = program.split()
+    """FLOPs of a gradient's products; JAX takes dead code out of what is recomputed."""
+    split, given, rest = program.split(fn)
 
-    def of(given, rest):
-        outs, pull_back = jax.vjp(lambda given: fn(*program.joined(given, rest)), given)
+    def gradient(given, rest):
+        outs, pull_back = jax.vjp(lambda given: split(given, rest), given)
         return pull_back([_ones(out) for out in outs])
 
-    return jaxpr_cost(jax.make_jaxpr(of)(given, rest).jaxpr, rates).flops
+    return jaxpr_cost(jax.make_jaxpr(gradient)(given, rest).jaxpr, rates).flops
 
 
 def _ones(out: Any):
-    if jax.numpy.issubdtype(out.dtype, jax.numpy.inexact):
+    if is_float(out):
         return jax.numpy.ones_like(out)
     return np.zeros(out.shape, jax.dtypes.float0)

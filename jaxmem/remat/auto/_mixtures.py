@@ -1,15 +1,14 @@
 """`mixtures`: different choices for blocks that are alike."""
 
 import dataclasses
+import heapq
 import weakref
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from jaxmem.remat.auto._candidates import Candidates, Choice
-from jaxmem.remat.auto._hull import corners
-from jaxmem.remat.auto._milp import Rows, minimise
-from jaxmem.remat.auto._solve import Group, Limits, solve
+from jaxmem.remat.auto._solve import Group, Limits, Rows, minimise, solve
 
 _LEVELS = 12  # points of a block's own frontier, of either kind
 _SECONDS = 2.0  # for each program
@@ -32,10 +31,10 @@ class Mixture:
 
 
 def mixtures(groups: Sequence[Group], limits: Limits, objective: str, chosen: Sequence[Choice]) -> Iterator[Mixture]:
-    """Choices within the budget, better ones last or not.
+    """Choices within the budget, in no order.
 
-    First members are divided among points of their block's own frontier. How many take the same is kept, and what they
-    take is chosen anew for all groups together: a division found with a little more room often still fits.
+    First the members of a group are divided among points of their block's own frontier. Then the parts stay, and the
+    choice for each is solved for anew, all groups together. So a division found with a little more room often fits.
 
     Args:
       groups: all blocks.
@@ -82,7 +81,7 @@ def _divide(groups, options: list[list[Choice]], limits: Limits, objective: str)
     work = np.array([c.working_bytes(choice) for c, (_, choice) in zip(runs, pairs, strict=True)], float)
     price = np.array([groups[g].times * c.price(x, objective) for c, (g, x) in zip(runs, pairs, strict=True)])
     unit = max(1.0, limits.budget_bytes)
-    if limits.working:  # what the last block keeps is gone when the backward pass comes to the others
+    if limits.working:  # what the last block keeps is freed before the others are differentiated
         last = np.array([groups[g].last for g, _ in pairs], bool)
         work, size = work + np.where(last, size + limits.outside_bytes, 0), np.where(last, 0, size)
     work = np.maximum(work, limits.outside_bytes)
@@ -133,4 +132,54 @@ def _frontier(c: Candidates, limits: Limits, objective: str) -> list[Choice]:
         point = solve([one], dataclasses.replace(limits, budget_bytes=size, working=False, seconds=1.0), objective)
         if point is not None:
             found[point.choices[0]] = None
+    return list(found)
+
+
+def corners(candidates: Candidates, limits: Limits, objective: str, most: int) -> list[Choice]:
+    """Corners of the convex hull of what a block may keep and what that costs, the sharpest `most` of them.
+
+    Each corner is the optimum at some price of a byte. That is a minimum cut, so the solver's relaxation is integral.
+    The cheapest choice within a given size, in contrast, may fill that size with bytes that hardly lower the price.
+
+    Args:
+      candidates: of the block.
+      limits: only whether values may be offloaded counts.
+      objective: "seconds" or "flops".
+      most: how many choices at the most.
+    """
+    one = [Group(candidates=candidates)]
+    room = float(candidates.value_bytes.sum())
+
+    def cheapest(byte_price: float) -> Choice | None:
+        at = dataclasses.replace(limits, budget_bytes=room, working=False, byte_price=byte_price, seconds=1.0)
+        found = solve(one, at, objective)
+        return None if found is None else found.choices[0]
+
+    def point(choice: Choice) -> tuple[int, float]:
+        return candidates.kept_bytes(choice), candidates.price(choice, objective)
+
+    left, right = candidates.least, cheapest(0.0)
+    if right is None:
+        return []
+    found, gaps = {left: None, right: None}, []
+
+    def split(left: Choice, right: Choice) -> None:
+        (low, dear), (high, cheap) = point(left), point(right)
+        if high <= low or dear <= cheap or len(found) >= most:
+            return
+        slope = (dear - cheap) / (high - low)
+        middle = cheapest(slope)
+        if middle is None:
+            return
+        size, price = point(middle)
+        below = dear - slope * (size - low) - price  # under the chord
+        if low < size < high and below > 1e-6 * dear:
+            heapq.heappush(gaps, (-below, len(gaps) + len(found), left, middle, right))
+
+    split(left, right)
+    while gaps and len(found) < most:
+        *_, left, middle, right = heapq.heappop(gaps)
+        found[middle] = None
+        split(left, middle)
+        split(middle, right)
     return list(found)

@@ -2,31 +2,33 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 from jax.core import Tracer
 
-from jaxmem._compat import effect_names, without_tangents
-from jaxmem.remat._kept import kept_values, num_bytes
+from jaxmem._compat import effect_names
 from jaxmem.remat._residuals import Residual, residuals
 from jaxmem.remat.auto._candidates import candidates
-from jaxmem.remat.auto._forward import Forward, capture, is_float
+from jaxmem.remat.auto._forward import Forward, capture
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.auto._solve import Group
-from jaxmem.remat.auto._stem import HEAD, with_stems
-from jaxmem.remat.blocks._apply import evaluate
-from jaxmem.remat.blocks._blocks import plan_of
-from jaxmem.remat.blocks._facts import Facts, body_of
-from jaxmem.remat.blocks._marked import keeping_nothing, never
-from jaxmem.remat.blocks._plan import Inside, Plan, interval, scanned_block, with_cheap_inputs
-from jaxmem.remat.blocks._repeats import Tokens
-from jaxmem.remat.blocks._run import jaxpr_of
-from jaxmem.remat.blocks._search import intervals
-
-WHOLE = "whole"  # the name of the block of a function in which nothing repeats
+from jaxmem.remat.blocks import HEAD, Part, Plan, cover, evaluate, parts, scan_lengths
+from jaxmem.remat.jaxprs import (
+    Call,
+    Facts,
+    Tokens,
+    is_float,
+    jaxpr_of,
+    keeping_nothing,
+    num_bytes,
+    of_some,
+    vjp_residuals,
+    with_rule,
+)
+from jaxmem.targets import in_mesh, mesh_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,8 +51,12 @@ class Program:
     @functools.cached_property
     def plan(self) -> Plan | None:
         """The blocks; the whole function where there are none; None where nothing in it may run a second time."""
-        plan = plan_of(self.closed)
-        return _whole(self.closed) if plan is None else with_stems(plan)
+        return cover(self.closed)
+
+    @functools.cached_property
+    def parts(self) -> list[Part]:
+        """The blocks one by one."""
+        return [] if self.plan is None else list(parts(self.plan))
 
     def apply(self, wrap: Callable, segments: Mapping[str, tuple[int, ...]] | None = None) -> Callable[..., list]:
         """The function of `consts` and arguments with `wrap(fn, scanned=, name=)` round each block.
@@ -64,21 +70,12 @@ class Program:
 
     def kept_bytes(self, fn: Callable[..., list]) -> int:
         """Bytes that differentiating `fn`, this function or what `apply` made of it, keeps."""
-        given, rest = self.split()
-        return sum(
-            num_bytes(v.aval) for v in kept_values(lambda g, r: fn(*self.joined(g, r)), given, rest, argnums=0)[1]
-        )
+        return sum(num_bytes(v.aval) for v in vjp_residuals(*self.split(fn), argnums=0)[1])
 
-    def split(self) -> tuple[list, list]:
-        """Types of the inputs that may get a gradient, and of the others."""
+    def split(self, fn: Callable[..., list]) -> tuple[Callable, list, list]:
+        """`fn` of the inputs that may get a gradient and of the others, and the types of both."""
         avals = [v.aval for v in self.closed.jaxpr.invars]  # with the mesh axes that they vary over
-        pairs = list(zip(avals, self.differentiated, strict=True))
-        return [aval for aval, yes in pairs if yes], [aval for aval, yes in pairs if not yes]
-
-    def joined(self, given, rest) -> list:
-        """The inputs that `split` took apart."""
-        given, rest = iter(given), iter(rest)
-        return [next(given) if yes else next(rest) for yes in self.differentiated]
+        return of_some(fn, avals, self.differentiated)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,7 +106,7 @@ class Problem:
 
     @functools.cached_property
     def plain_bytes(self) -> int:
-        """Kept without remat, by the whole function; differentiates it, which takes seconds where it is long."""
+        """What the whole function keeps without remat; differentiates it, which takes seconds where it is long."""
         return self.program.kept_bytes(self.program) // self.shards
 
     @functools.cached_property
@@ -118,27 +115,14 @@ class Problem:
 
         On each device, as if all of it were divided among them.
         """
-        fn = self.program.apply(keeping_nothing)
-        given, rest = self.program.split()
-        rows = residuals(lambda g, r: fn(*self.program.joined(g, r)), given, rest, argnums=0).rows
+        rows = residuals(*self.program.split(self.program.apply(keeping_nothing)), argnums=0).rows
         return tuple(dataclasses.replace(row, size_bytes=-(-row.size_bytes // self.shards)) for row in rows)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class FoundBlock:
-    """A block in the program; blocks of the same `key` are alike."""
-
-    name: str
-    times: int
-    local: bool
-    free: tuple[bool, ...]
-    key: Any
 
 
 def program_of(fn: Callable[..., Sequence], avals: Sequence, differentiated: Sequence[bool] | None = None) -> Program:
     """Traces a function of flat arrays; without `differentiated` all floating inputs may get a gradient.
 
-    Of what it closes over, what is traced may: weights of a model round it. Arrays do not.
+    Traced values that it closes over may too, such as weights of a model round it; arrays may not.
     """
     closed = jax.make_jaxpr(fn)(*avals)
     jaxpr, consts = closed.jaxpr, tuple(closed.consts)
@@ -152,15 +136,34 @@ def program_of(fn: Callable[..., Sequence], avals: Sequence, differentiated: Seq
     return Program(closed=closed, consts=consts, differentiated=outer + given)
 
 
-def _whole(closed: jex.ClosedJaxpr) -> Plan | None:
-    """All of a function as one block, but for what prints and is read nowhere."""
-    jaxpr, _ = body_of(closed)
-    facts = Facts(jaxpr, frozenset(jaxpr.invars))
-    block = interval(facts, "structure", WHOLE, 0, len(facts.eqns), split=False)
-    return None if block is None else Plan(facts=facts, items=(block,))
+def build_problem(
+    fn: Callable,
+    args: tuple,
+    kwargs: dict[str, Any],
+    rates: Rates,
+    argnums: Sequence[int] | None = None,
+    shards: int = 1,
+) -> Problem:
+    """The problem of a call of a function of pytrees.
+
+    Args:
+      fn: the function.
+      args, kwargs: arrays or `jax.ShapeDtypeStruct`s.
+      rates: of the chip.
+      argnums: the arguments that are differentiated; None for all.
+      shards: as of `problem_of`.
+    """
+    call = Call(fn, args, kwargs)
+    differentiated = None
+    if argnums is not None:
+        chosen = frozenset(argnums)
+        marked = tuple(jax.tree.map(lambda _, i=i: i in chosen, arg) for i, arg in enumerate(args))
+        differentiated = call.arrays_of((marked, jax.tree.map(lambda _: False, kwargs)))
+    with in_mesh(mesh_of(mixed=True, arguments=(args, kwargs)), args, kwargs):
+        return problem_of(program_of(call, call.leaves, differentiated), rates, shards)
 
 
-def pose(program: Program, rates: Rates, shards: int = 1) -> Problem:
+def problem_of(program: Program, rates: Rates, shards: int = 1) -> Problem:
     """Finds the blocks of a function and what differentiating each distinct one keeps.
 
     Args:
@@ -168,28 +171,29 @@ def pose(program: Program, rates: Rates, shards: int = 1) -> Problem:
       rates: of the chip.
       shards: among how many devices its values are divided, where it does not say so itself by a `shard_map`.
     """
-    found = {block.name: block for block in _blocks_of(program)}
+    found = {part.name: part for part in program.parts}
+    keys = _keys(program.parts)
     # With nothing but inputs kept inside of blocks, the rest of what is kept is kept outside of them.
-    flags, captured, around = _look(program, found)
+    flags, captured, around = _look(program, keys)
     at: dict[Any, int] = {}
     groups, group_of = [], {}
-    for name, block in found.items():
+    for name, part in found.items():
         if name not in flags:  # nothing differentiates it
             continue
-        key = (block.key, block.times, block.local, flags[name], name == HEAD)
+        key = (keys[name], part.times, part.local, flags[name], name == HEAD)
         if key in at:
             groups[at[key]] = dataclasses.replace(groups[at[key]], members=groups[at[key]].members + 1)
         else:
             at[key] = len(groups)
-            values = candidates(captured[block.key, flags[name]], block.free, rates, 1 if block.local else shards)
-            groups.append(Group(candidates=values, times=block.times, last=name == HEAD))
+            values = candidates(captured[keys[name], flags[name]], part.free, rates, 1 if part.local else shards)
+            groups.append(Group(candidates=values, times=part.times, last=name == HEAD))
         group_of[name] = at[key]
     inputs = sum(g.runs * g.candidates.kept_bytes(g.candidates.least) for g in groups)
     return Problem(
         groups=tuple(groups),
         group_of=group_of,
-        free={name: block.free for name, block in found.items()},
-        scans=_scans(program),
+        free={name: part.free for name, part in found.items()},
+        scans={} if program.plan is None else scan_lengths(program.plan),
         base_bytes=max(0, around // shards - inputs),
         rates=rates,
         program=dataclasses.replace(program, consts=()),
@@ -197,32 +201,16 @@ def pose(program: Program, rates: Rates, shards: int = 1) -> Problem:
     )
 
 
-def _blocks_of(program: Program) -> list[FoundBlock]:
-    found, tokens = [], {}
-    for facts, name, part, times, local in _parts(program):
+def _keys(found: Sequence[Part]) -> dict[str, Any]:
+    """By a block's name, what is equal for blocks that are alike."""
+    keys, tokens = {}, {}
+    for part in found:
+        facts, run = part.facts, part.run
         if id(facts) not in tokens:
             tokens[id(facts)] = Tokens(facts)
-        indices = with_cheap_inputs(facts, part)
-        inputs, outputs = facts.inputs(indices), facts.outputs(part)
-        free = tuple(v in facts.free for v in inputs)
-        key = (id(facts), free, _structure(tokens[id(facts)], facts, indices, inputs, outputs))
-        found.append(FoundBlock(name=name, times=times, local=local, free=free, key=key))
-    return found
-
-
-def free_inputs(program: Program) -> dict[str, tuple[bool, ...]]:
-    """By a block's name, which of its inputs are there anyway."""
-    return {
-        name: tuple(v in facts.free for v in facts.inputs(with_cheap_inputs(facts, part)))
-        for facts, name, part, _, _ in _parts(program)
-    }
-
-
-def _parts(program: Program) -> Iterator[tuple[Facts, str, tuple[int, ...], int, bool]]:
-    """(facts, name, equations, times it runs, whether its shapes are one device's) of every block."""
-    for plan, item, times, local in intervals(program.plan) if program.plan is not None else ():
-        for name, part in item.named_parts:
-            yield plan.facts, name, part, times, local
+        inputs, outputs = facts.inputs(run), facts.outputs(part.equations)
+        keys[part.name] = (id(facts), part.free, _structure(tokens[id(facts)], facts, run, inputs, outputs))
+    return keys
 
 
 def _structure(tokens: Tokens, facts: Facts, indices, inputs, outputs) -> tuple:
@@ -239,44 +227,28 @@ def _structure(tokens: Tokens, facts: Facts, indices, inputs, outputs) -> tuple:
     return ids, tuple(wiring), tuple(number[v] for v in outputs), effects
 
 
-def _scans(program: Program) -> dict[str, int]:
-    plan, lengths = program.plan, {}
-    if plan is None:
-        return {}
-    for item in plan.items:
-        if isinstance(item, Inside):
-            eqn = plan.facts.eqns[item.start]
-            name = scanned_block(eqn, item)
-            if name is not None:
-                lengths[name] = eqn.params["length"]
-    return lengths
+def _look(program: Program, keys: dict[str, Any]):
+    """Differentiates with a rule that looks at each block. The rule is traced where the block is, with the axis names
+    and types of a `shard_map` round it.
 
-
-def _look(program: Program, found: dict[str, FoundBlock]):
-    """Differentiates with a rule that looks: which inputs of each block get a gradient, its forward pass with that, and
-    the bytes that are kept where blocks keep no more than the inputs that they need.
-
-    The rule is traced where the block is, with the axis names and types of a `shard_map` round it.
+    Returns:
+      By a block's name, which of its inputs get a gradient; by its key and that, its forward pass; and the bytes that
+      are kept where blocks keep no more than the inputs that they need.
     """
     flags: dict[str, tuple[bool, ...]] = {}
     captured: dict[Any, Forward] = {}
 
     def wrap(fn, *, scanned, name):
-        @jax.custom_vjp
-        def block(*args):
-            return list(fn(*args))
-
         def forward(*primals):
             values = [p.value for p in primals]
             # A scan differentiates its body until it is clear which of its carries get a gradient: the last counts.
             flags[name] = tuple(p.perturbed and is_float(jax.typeof(p.value)) for p in primals)
-            key = (found[name].key, flags[name])
+            key = (keys[name], flags[name])
             if key not in captured:
                 captured[key] = capture(fn, values, flags[name])
             return list(fn(*values)), [values[i] for i in captured[key].inputs_used()]
 
-        block.defvjp(forward, never, symbolic_zeros=True)
-        return lambda *args: without_tangents(block(*args))
+        return with_rule(fn, forward)
 
     around = program.kept_bytes(program.apply(wrap))
     return flags, captured, around

@@ -1,4 +1,4 @@
-"""`Search`: trials of choices against a compiled peak, and what to try next."""
+"""`fit`: choices whose compiled peak stays within a budget. The model proposes, the compiler decides."""
 
 import dataclasses
 import functools
@@ -6,20 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jaxmem._units import format_apart
 from jaxmem.errors import BudgetInfeasible
-from jaxmem.remat.auto._assign import Assignment, assign, plain, smallest, within
-from jaxmem.remat.auto._nested import nested
+from jaxmem.remat.auto._assignment import Assignment, nested, plain, repriced, smallest, standard
 from jaxmem.remat.auto._problem import Problem
-from jaxmem.remat.auto._standard import repriced, standard
+from jaxmem.remat.auto._within import assign, within
 
+MAX_COMPILES = 6
 REFUSED = 2**63  # the peak of a choice that JAX or the compiler refuses: over every budget
-_CLOSE = 0.99  # a peak of this share of the budget is not worth another compile
-_MARGIN = 0.002  # of the budget: how far below it to aim
-_NEAR = 1.02  # a peak of this share of the budget is one that another choice as cheap may bring below it
-_SAME_PRICE = 2e-3
-_LEFT = 0.97  # of the budget: a peak below is worth more compiles of what the model thinks a little too large,
-_HOPES = (0.0, 0.03, 0.06, 0.1)  # by so much of the budget
-_BARGAIN = 0.95  # of the price: what is as cheap is worth one more compile where hardly anything is left, too,
-_HARDLY = (0.005, 0.01, 0.015, 0.02)  # and the model thinks it too large by so much of the budget
+# Shares of the budget, but for _SAME_PRICE and _BARGAIN, which are shares of a price.
+_CLOSE = 0.99  # above this peak the search by size ends
+_MARGIN = 0.002  # how far below the budget to aim
+_NEAR = 1.02  # a peak up to this may come below the budget by another choice of the same price
+_SAME_PRICE = 2e-3  # prices that differ in less are the same
+_LEFT = 0.97  # while all peaks that fit are below this, choices that the model puts over the budget are tried,
+_HOPES = (0.0, 0.03, 0.06, 0.1)  # by so much over it
+_BARGAIN = 0.95  # else one more is tried, if its price is below this share of the best,
+_HARDLY = (0.005, 0.01, 0.015, 0.02)  # and it is so much over the budget
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Measured:
     confirmed: bool = True
 
     def trial(self, assignment: Assignment) -> "Trial":
-        """As known of a choice from now on."""
+        """The trial of the choice that was measured."""
         return Trial(assignment=assignment, peak_bytes=self.peak_bytes, seconds=self.seconds, confirmed=self.confirmed)
 
 
@@ -94,13 +95,13 @@ class Search:
 
     @property
     def untried(self) -> list[Assignment]:
-        """Of what may need the least, what is not known: to run what follows the last block again may take more."""
+        """The two candidates for the smallest peak, without those tried: recomputing the head may need more memory."""
         leasts = smallest(self.problem, objective=self.objective), self.standard["full"]
         return [each for each in leasts if self.known(each) is None]
 
     @functools.cached_property
     def cheapest(self) -> float:
-        """What no budget buys less than."""
+        """The price without a budget, the lowest there is."""
         room = plain(self.problem).total_bytes * 2.0
         found = assign(self.problem, room, objective=self.objective, offload=self.offload)
         return (found.price if found else 0.0) * (1 + 1e-6)
@@ -114,7 +115,7 @@ class Search:
         return [t for t in self.trials if t.peak_bytes <= self.budget_bytes]
 
     def known(self, assignment: Assignment) -> Trial | None:
-        """A trial of the same choices, or of such as a compiler will hardly tell from them."""
+        """A trial of the same choices, or of such as compile to nearly the same program."""
         return next((t for t in self.trials if self._alike(t.assignment, assignment)), None)
 
     def _alike(self, a: Assignment, b: Assignment) -> bool:
@@ -140,7 +141,7 @@ class Search:
         return self.trials[-1]
 
     def by_size(self, room: float) -> None:
-        """The cheapest by the model, ever closer to the budget."""
+        """Tries the cheapest choices by the model, whose bytes are corrected by each trial."""
         least, ceiling = smallest(self.problem, objective=self.objective), float("inf")
         while self.attempts < self.max_compiles:
             if self.trials:
@@ -163,7 +164,10 @@ class Search:
                 break
 
     def hopeful(self) -> None:
-        """More where much of the budget is left, or much is to be won: the model may count too much for what is new."""
+        """Tries choices over the budget by the model, where much of it is left or the price would be much lower.
+
+        The model may overestimate choices unlike those tried so far.
+        """
         while self.fitting and self.attempts < self.max_compiles:
             most = max(t.peak_bytes for t in self.fitting)
             best = min(t.assignment.price for t in self.fitting)
@@ -178,7 +182,10 @@ class Search:
                 return
 
     def cheaper(self, price: float, hopes: Sequence[float]) -> Assignment | None:
-        """What is cheaper than a price, runs other things again than what was too large, and is hardly too large."""
+        """A choice below a price, as little over the budget by the model as possible.
+
+        It recomputes other equations than the choices that were too large.
+        """
         least_error = min(t.peak_bytes - t.assignment.total_bytes for t in self.trials)
         for more in hopes:
             room = (1 - _MARGIN + more) * self.budget_bytes - least_error
@@ -188,7 +195,7 @@ class Search:
         return None
 
     def rival(self, trial: Trial) -> Trial | None:
-        """What is as cheap as a choice that was just too large: bytes of the model are not exact to a per cent."""
+        """Tries another choice of the price of one that was just too large: the model is not exact to a per cent."""
         room = trial.assignment.total_bytes + (_NEAR - 1) * self.budget_bytes
         found = assign(self.problem, room, objective=self.objective, offload=self.offload, without=self.over)
         # One compile stays for what is smaller by the model.
@@ -197,7 +204,7 @@ class Search:
         return self.attempt(found) if found.price <= trial.assignment.price * (1 + _SAME_PRICE) else None
 
     def others(self) -> None:
-        """What the model would not choose, but may be mistaken about."""
+        """Tries choices that the model does not prefer, but the compiler may."""
         timed = all(t.seconds is not None for t in self.fitting)
         if self.fitting and not (self.objective == "seconds" and timed):
             return
@@ -250,3 +257,40 @@ class Search:
         by_seconds = self.objective == "seconds" and all(t.seconds is not None for t in fitting)
         worth = lambda t: (t.seconds if by_seconds else t.assignment.price, t.peak_bytes)  # noqa: E731
         return Fitted(best=min(fitting, key=worth), trials=tuple(self.trials), compiles=self.compiles)
+
+
+def fit(
+    problem: Problem,
+    budget_bytes: int,
+    measure: Callable[[Assignment], Measured],
+    *,
+    objective: str = "seconds",
+    offload: bool = False,
+    start_bytes: int = 0,
+    max_compiles: int = MAX_COMPILES,
+    earlier: Sequence[Trial] = (),
+) -> Fitted:
+    """Solves, compiles, corrects the model by what the compiler needed, and solves again.
+
+    With the objective "seconds" the compiler's own estimate of a step's seconds decides, where it makes one. Then the
+    compiles that are left go to what JAX's built-in policies keep and to the choice that recomputes the least, as far
+    as these are likely to stay within the budget, and the fastest is taken.
+
+    Args:
+      problem: the blocks.
+      budget_bytes: for the compiled peak.
+      measure: compiles a choice.
+      objective, offload: as of `auto`.
+      start_bytes: what the program needs besides, as far as it is known: its arguments.
+      max_compiles: at most so many.
+      earlier: trials of the same problem on the same target, for any objective. They correct the first proposal, and
+        with them a larger budget never gets a worse choice.
+
+    Raises:
+      BudgetInfeasible: naming the smallest peak reached.
+    """
+    search = Search(problem, budget_bytes, measure, objective, offload, max_compiles, earlier)
+    search.by_size(float(budget_bytes - start_bytes))
+    search.hopeful()
+    search.others()
+    return search.result()

@@ -6,15 +6,14 @@ import json
 import math
 from typing import Any
 
+from jaxmem._source import source_line
 from jaxmem._units import format_bytes, format_seconds
 from jaxmem.policy import Policy
-from jaxmem.remat._origin import origin, source_line
-from jaxmem.remat._residuals import Residual
-from jaxmem.remat._table import aligned
-from jaxmem.remat.auto._assign import Assignment
-from jaxmem.remat.auto._forward import Forward
-from jaxmem.remat.auto._naming import to_name
+from jaxmem.remat._residuals import Residual, aligned
+from jaxmem.remat.auto._assignment import Assignment
+from jaxmem.remat.auto._forward import Forward, to_name
 from jaxmem.remat.auto._problem import Problem
+from jaxmem.remat.jaxprs import origin
 
 FATES = ("keep", "offload", "recompute")
 _WORTH_A_NAME = 0.01
@@ -31,10 +30,10 @@ class SolvedValue:
       layers: how many blocks keep such a value, runs of a scan counted.
       name: what `checkpoint_name` called it; None without.
       op, module, source: what made it, where.
-      anchor: what a name must be given to, where that is not the value itself but what it was made of.
+      anchor: the operand to name instead, where a name on the value itself does not keep it.
       shape, dtype: of one block's value, of the whole batch.
-      size_bytes: of all `layers`, on one device; of a recomputed value what it would take.
-      seconds: of what making it costs in all layers; of a kept value, of keeping it.
+      size_bytes: of all `layers`, on one device; a recomputed value would take them if it were kept.
+      seconds: to make it in all layers; of a kept or offloaded value, to keep it so.
     """
 
     fate: str
@@ -53,7 +52,7 @@ class SolvedValue:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Anchor:
-    """Where `checkpoint_name` keeps a value that no name on the value itself would: on what it was made of.
+    """The operand to name with `checkpoint_name`, where a name on the value itself does not keep it.
 
     Args:
       name: what it is called already; None where nothing is.
@@ -259,5 +258,5 @@ def _kept_times(problem: Problem, assignment: Assignment, name: str, times: int)
 
 
 def _first_line(jaxpr) -> str:
-    """Where a block begins: an input of it has no line of its own."""
+    """The source line where a block begins, for its inputs, which have none of their own."""
     return next(filter(None, map(source_line, jaxpr.eqns)), "")

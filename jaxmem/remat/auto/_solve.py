@@ -3,7 +3,7 @@
     minimise    sum_e run_e r_e + sum_v keep_v s_v + offload_v o_v        each block times the number of its runs
     subject to  s_v + o_v + r_maker(v) >= 1                               for every residual v
                 s_v + o_v + r_maker(v) >= r_e                             for every value v that equation e reads
-                sum_v bytes_v s_v + w <= budget                           kept by all blocks, and what comes and goes
+                sum_v bytes_v s_v + w <= budget                           kept by all blocks, and a working set
                 w >= sum over residuals of held_v (1 - s_v)               for every block
                 w >= bytes kept outside of blocks, and by the last block, with its working set
 
@@ -16,15 +16,17 @@ whole graphs instead of blocks.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from jaxmem._stdout import stdout_to_stderr
 from jaxmem.remat.auto._candidates import Candidates, Choice, Weights
-from jaxmem.remat.auto._milp import Minimum, Rows, minimise
 
 TIME_LIMIT_SECONDS = 10.0
-_LARGE = 0.002  # of the budget: choices that differ in less are the same to a compiler
-_HEAVY = 0.01  # of a block's price of running all of it again: an equation whose running again tells choices apart
+_GAP = 1e-3  # of the price, at which HiGHS stops
+_LARGE = 0.002  # of the budget: choices that differ in less compile to nearly the same program
+_HEAVY = 0.01  # of the price of recomputing a whole block: choices that differ in such an equation are different
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,15 +71,14 @@ class Limits:
     """What the choice must stay within.
 
     Args:
-      budget_bytes: for what blocks keep and, with `working`, the most that comes and goes.
-      working: whether what comes and goes counts.
+      budget_bytes: for what blocks keep and, with `working`, the largest working set.
+      working: whether working sets count.
       outside_bytes: kept outside of blocks.
       offload: whether values may wait in host memory.
       seconds: the solver's time.
       byte_price: what a kept byte costs, for a choice without a budget.
-      without: choices, one per group, that are known to be no solution; others keep at least one large value more or
-        less.
-      unlike: the same, but others run at least one equation of weight more or less again.
+      without: choices, one per group, that are excluded; others must keep at least one large value more or less.
+      unlike: the same, but others must recompute at least one heavy equation more or less.
     """
 
     budget_bytes: float
@@ -104,7 +105,7 @@ def solve(groups: Sequence[Group], limits: Limits, objective: str) -> Solved | N
 
 
 def relaxed_price(groups: Sequence[Group], limits: Limits, objective: str) -> float:
-    """The price without integers, from below: no choices are cheaper, not even different ones for like blocks."""
+    """The price of the linear relaxation, a lower bound even where like blocks take different choices."""
     program = _Program(groups, limits, objective)
     program.integral[:] = 0
     found = program.minimum()
@@ -112,8 +113,30 @@ def relaxed_price(groups: Sequence[Group], limits: Limits, objective: str) -> fl
 
 
 def heavy(weights: Weights) -> np.ndarray:
-    """Per equation, whether choices that run it again and choices that do not are worth telling apart."""
+    """Per equation, whether a choice that recomputes it counts as different from one that does not."""
     return weights.run > _HEAVY * weights.run.sum()
+
+
+class Rows(NamedTuple):
+    """Constraints `lower <= A x`, as the non-zeros of A.
+
+    Args:
+      rows, columns, values: of the non-zeros.
+      lower: per row.
+    """
+
+    rows: Sequence[int]
+    columns: Sequence[int]
+    values: Sequence[float]
+    lower: Sequence[float]
+
+
+class Minimum(NamedTuple):
+    """The best solution found: its variables, its cost, and what no solution is cheaper than."""
+
+    x: np.ndarray
+    cost: float
+    bound: float
 
 
 class _Program:
@@ -129,7 +152,7 @@ class _Program:
         self.count = 1 + sum(sizes)
         self.cost, self.upper, self.floor = np.zeros(self.count), np.ones(self.count), np.zeros(self.count)
         self.integral = np.zeros(self.count)
-        self.unit = max(1.0, float(limits.budget_bytes))  # bytes are counted in budgets, prices in the dearest
+        self.unit = max(1.0, float(limits.budget_bytes))  # of bytes, so that numbers are near 1
         self.upper[0], self.floor[0] = np.inf, limits.outside_bytes / self.unit
         self.rows, self.columns, self.data, self.lower = [], [], [], []
         budget_row = [(0, 1.0)] if limits.working else []
@@ -189,7 +212,7 @@ class _Program:
         self._require(row, 1.0 - again)
 
     def _run_only_what_is_read(self) -> None:
-        """No cost keeps an equation from running for nothing where that makes a choice differ from another."""
+        """Only what is read is recomputed, also where more would make a choice differ from an excluded one."""
         for group, start, runs in zip(self.groups, self.starts, self.runs, strict=True):
             c = group.candidates
             readers = [[e for e, reads in enumerate(c.reads) if v in reads] for v in range(len(c.values))]
@@ -197,13 +220,13 @@ class _Program:
                 made = np.flatnonzero(c.maker == e)
                 residuals = made[c.is_residual[made]]
                 read = {reader for v in made for reader in readers[v]}
-                # Something of it is not there, and is a residual, or is read by what runs again.
+                # An output is neither kept nor offloaded, and is a residual or read by a recomputed equation.
                 self._require([(runs + e, -1.0), *self._known(start, c, made)], -float(len(made)))
                 row = [*self._known(start, c, residuals), *[(runs + reader, 1.0) for reader in read]]
                 self._require([(runs + e, -1.0), *row], -float(len(residuals)))
 
     def _known(self, start: int, c: Candidates, values) -> list[tuple[int, float]]:
-        """The columns that say that values are kept or offloaded, to be counted off."""
+        """The columns of values kept or offloaded, each to be subtracted."""
         columns = [start + v for v in values]
         if self.limits.offload:
             columns += [start + len(c.values) + v for v in values]
@@ -235,3 +258,25 @@ class _Program:
             read = group.candidates.read(Choice(tuple(kept), tuple(away)))
             found.append(Choice(*(tuple(v for v in sorted(each) if read[v]) for each in (kept, away))))
         return tuple(found)
+
+
+def minimise(cost, rows: Rows, *, low, high, integral, seconds: float) -> Minimum | None:
+    """The cheapest `x` with `low <= x <= high`, integers where `integral`; None where none was found in time."""
+    import scipy.optimize  # takes half a second, which only a budget needs
+    import scipy.sparse
+
+    scale = max(float(np.max(np.abs(cost), initial=0.0)), 1e-300)
+    shape = (len(rows.lower), len(cost))
+    matrix = scipy.sparse.csc_matrix((rows.values, (rows.rows, rows.columns)), shape=shape)
+    with stdout_to_stderr():  # HiGHS at times prints a line
+        found = scipy.optimize.milp(
+            np.asarray(cost) / scale,
+            constraints=scipy.optimize.LinearConstraint(matrix, np.asarray(rows.lower), np.inf),  # pyright: ignore
+            integrality=np.asarray(integral),
+            bounds=scipy.optimize.Bounds(np.asarray(low), np.asarray(high)),  # pyright: ignore
+            options={"mip_rel_gap": _GAP, "time_limit": seconds},
+        )
+    if found.x is None:
+        return None
+    bound = found.fun if found.mip_dual_bound is None else found.mip_dual_bound
+    return Minimum(found.x, float(found.fun) * scale, float(bound) * scale)

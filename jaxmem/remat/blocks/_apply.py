@@ -3,21 +3,27 @@
 from collections.abc import Callable, Mapping
 
 import jax
+import jax.extend.core as jex
 from jax import lax
 
-from jaxmem._compat import scan_layout, with_cotangent
+from jaxmem._compat import prevents_cse, scan_layout, with_cotangent
 from jaxmem.remat._nested_scan import nested_scan_of
-from jaxmem.remat.blocks._facts import (
+from jaxmem.remat.blocks._names import equation_name
+from jaxmem.remat.blocks._plan import Inside, Interval, Plan, scanned_block, with_cheap_inputs
+from jaxmem.remat.jaxprs import (
     USER_CHECKPOINT,
     Facts,
+    bodies,
     body_key,
     body_of,
+    function_of,
     is_nested_scan,
     is_value,
+    keeping_nothing,
     nested_segments,
+    reader,
+    scope_of,
 )
-from jaxmem.remat.blocks._plan import Inside, Interval, Plan, scanned_block, with_cheap_inputs
-from jaxmem.remat.blocks._run import function_of, scope_of
 
 _NO_SEGMENTS: Mapping[str | None, tuple[int, ...]] = {}
 
@@ -35,9 +41,7 @@ def evaluate(plan: Plan, consts, args, wrap: Callable, *, scanned: bool = False,
     """
     facts = plan.facts
     env = dict(zip((*facts.jaxpr.constvars, *facts.jaxpr.invars), (*consts, *args), strict=True))
-
-    def read(atom):
-        return env[atom] if is_value(atom) else atom.val
+    read = reader(env)
 
     def run(indices, outputs, around=lambda fn: fn):
         if indices:
@@ -111,7 +115,7 @@ def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable, seg
 
 
 def _shard_map(eqn, body: Callable) -> Callable:
-    """Through the public function, which brings the axes that a trace of the body needs."""
+    """The body under `jax.shard_map`, which brings the axes that its trace needs."""
     return jax.shard_map(
         body,
         mesh=eqn.params["mesh"],
@@ -120,3 +124,25 @@ def _shard_map(eqn, body: Callable) -> Callable:
         check_vma=eqn.params["check_vma"],
         axis_names=set(eqn.params["newly_manual_axes"]),
     )
+
+
+def without_marked(jaxpr: jex.Jaxpr) -> Callable[..., list] | None:
+    """A function of a jaxpr's inputs whose checkpoints keep nothing; None where there are none."""
+    plan = _plan_marked(Facts.of(jaxpr))
+    if plan is None:
+        return None
+    return lambda consts, *inputs: evaluate(plan, consts, inputs, keeping_nothing)
+
+
+def _plan_marked(facts: Facts) -> Plan | None:
+    items = []
+    for i, eqn in enumerate(facts.eqns):
+        if prevents_cse(eqn) is not None:
+            items.append(
+                Interval(kind="module", name=equation_name("checkpoint", i), start=i, stop=i + 1, parts=((i,),))
+            )
+        elif body_key(eqn) in eqn.params:
+            plans = tuple(_plan_marked(facts.of_body(eqn, which)) for which in range(len(bodies(eqn))))
+            if any(plan is not None for plan in plans):
+                items.append(Inside(start=i, plans=plans))
+    return Plan(facts=facts, items=tuple(items)) if items else None

@@ -1,15 +1,17 @@
-"""`find_blocks` and `apply_at_blocks`: the blocks of a jaxpr, looked at and wrapped."""
+"""`find_blocks`, `apply_at_blocks`, `at_blocks`: the blocks of a jaxpr or function, looked at and wrapped."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
+import jax
 import jax.extend.core as jex
 
-from jaxmem.remat._kept import num_bytes
+from jaxmem.errors import RematWithoutEffect
 from jaxmem.remat.blocks._apply import evaluate
-from jaxmem.remat.blocks._facts import Facts, body_of
-from jaxmem.remat.blocks._plan import Plan
-from jaxmem.remat.blocks._search import intervals, plan_blocks, with_unique_names
+from jaxmem.remat.blocks._find import find_plan
+from jaxmem.remat.blocks._plan import parts
+from jaxmem.remat.jaxprs import Call, body_of, has_checkpoint, num_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,21 +60,20 @@ def find_blocks(closed_jaxpr: jex.ClosedJaxpr) -> tuple[Block, ...]:
     >>> [block.name for block in find_blocks(jax.make_jaxpr(loss)([x] * 3, x))]
     ['loss[1/3]', 'loss[2/3]', 'loss[3/3]']
     """
-    plan = plan_of(closed_jaxpr)
+    plan = find_plan(closed_jaxpr)
     if plan is None:
         return ()
     return tuple(
         Block(
-            kind=item.kind,
-            name=name,
-            count=count,
-            num_equations=len(part),
-            input_bytes=found.facts.boundary_bytes(part),
-            output_bytes=sum(num_bytes(v.aval) for v in found.facts.outputs(part)),
-            inside_bytes=found.facts.inside_bytes(part),
+            kind=part.kind,
+            name=part.name,
+            count=part.times,
+            num_equations=len(part.equations),
+            input_bytes=part.facts.boundary_bytes(part.equations),
+            output_bytes=sum(num_bytes(v.aval) for v in part.facts.outputs(part.equations)),
+            inside_bytes=part.facts.inside_bytes(part.equations),
         )
-        for found, item, count, _ in intervals(plan)
-        for name, part in item.named_parts
+        for part in parts(plan)
     )
 
 
@@ -95,15 +96,58 @@ def apply_at_blocks(closed_jaxpr: jex.ClosedJaxpr, wrap: Callable) -> Callable[.
     >>> [eqn.primitive.name for eqn in jax.make_jaxpr(new)(*[x] * 4).eqns]
     ['remat2', 'remat2', 'remat2', 'reduce_sum']
     """
-    plan = plan_of(closed_jaxpr)
+    plan = find_plan(closed_jaxpr)
     if plan is None:
         return jex.jaxpr_as_fun(closed_jaxpr)
     consts = body_of(closed_jaxpr)[1]
     return lambda *args: evaluate(plan, consts, args, wrap)
 
 
-def plan_of(closed_jaxpr: jex.ClosedJaxpr) -> Plan | None:
-    """The jaxpr with its blocks marked, each under a name of its own; None where there are none."""
-    jaxpr, _ = body_of(closed_jaxpr)
-    plan = plan_blocks(Facts(jaxpr, frozenset(jaxpr.invars)))
-    return plan and with_unique_names(plan)
+def at_blocks(fn: Callable, wrap: Callable) -> Callable:
+    """`fn` with `wrap` round each block of its jaxpr, for functions that mark no blocks themselves.
+
+    Args:
+      fn: function of pytrees of arrays, whose outputs are arrays, or Python numbers that stay what they are.
+      wrap: as in `apply_at_blocks`.
+
+    Raises:
+      RematWithoutEffect: when traced, if there are no blocks.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxmem.remat import checkpoint, residual_bytes
+    >>> def loss(weights, x):
+    ...     for w in weights:
+    ...         x = jnp.tanh(jnp.tanh(x) @ w)
+    ...     return x.sum()
+    >>> x = jnp.ones((8, 8))
+    >>> full = at_blocks(loss, lambda fn, *, scanned, name: checkpoint(fn, "full", scanned=scanned))
+    >>> residual_bytes(full, [x] * 3, x)  # x between the layers, 2 × 256
+    512
+    """
+
+    @functools.wraps(fn)
+    def with_blocks(*args, **kwargs):
+        call = Call(fn, args, kwargs)
+        jaxpr = jax.make_jaxpr(call)(*call.leaves)
+        wrapped = 0
+
+        def counting(block, *, scanned, name):
+            nonlocal wrapped
+            wrapped += 1
+            return wrap(block, scanned=scanned, name=name)
+
+        outs = apply_at_blocks(jaxpr, counting)(*call.leaves)
+        if not wrapped:
+            own = has_checkpoint(jaxpr.jaxpr)
+            beside = "layers with checkpoints of their own, which are left as they are, and beside them " if own else ""
+            do = "Take the checkpoints out, so that the remat setting decides, or declare" if own else "Declare"
+            raise RematWithoutEffect(
+                wanted="a loss with something to wrap: a scan over layers, or layers that repeat",
+                got=f"{beside}{len(jaxpr.jaxpr.eqns)} equations with no scan of several steps that holds a matmul and "
+                "something to recompute, no repeated Flax modules (Block_0, Block_1, …) and no repeated stretch of "
+                "like operations",
+                do=f"{do} `memory` in the loss and mark what is to be recomputed with memory.block(...).",
+            )
+        return call.result(outs)
+
+    return with_blocks

@@ -1,11 +1,12 @@
 """What is found: intervals of equations that become blocks, and equations whose bodies hold blocks."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxmem._compat import effect_names, scan_layout
-from jaxmem.remat._kept import num_bytes
-from jaxmem.remat.blocks._facts import CHEAP, Facts, is_value
+from jaxmem.remat.blocks._names import part_names
+from jaxmem.remat.jaxprs import CHEAP, Facts, is_value, num_bytes
 
 # What may happen again when a block is recomputed. Everything else (host callbacks, writes to references) must not.
 _REPEATABLE = frozenset({"NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"})
@@ -28,9 +29,7 @@ class Interval:
     @property
     def named_parts(self) -> list[tuple[str, tuple[int, ...]]]:
         """(name, equations) of each block."""
-        if len(self.parts) == 1:
-            return [(self.name, self.parts[0])]
-        return [(f"{self.name}.{i + 1}", part) for i, part in enumerate(self.parts)]
+        return list(zip(part_names(self.name, len(self.parts)), self.parts, strict=True))
 
     @property
     def rest(self) -> list[int]:
@@ -56,6 +55,48 @@ class Plan:
 
     facts: Facts
     items: tuple[Interval | Inside, ...]
+
+
+class Part(NamedTuple):
+    """One block of a plan, at whatever depth.
+
+    Args:
+      facts: of the jaxpr that it lies in.
+      kind, name: of the block.
+      equations: indices.
+      times: how often it runs: the lengths of the scans round it, multiplied.
+      local: whether it lies in a `shard_map`, so that its shapes are one device's.
+    """
+
+    facts: Facts
+    kind: str
+    name: str
+    equations: tuple[int, ...]
+    times: int
+    local: bool
+
+    @property
+    def run(self) -> list[int]:
+        """The equations that run: those of the block, and those that make its inputs from arguments of the loss."""
+        return with_cheap_inputs(self.facts, self.equations)
+
+    @property
+    def free(self) -> tuple[bool, ...]:
+        """Per input, whether it is there anyway."""
+        return tuple(v in self.facts.free for v in self.facts.inputs(self.run))
+
+
+def parts(plan: Plan, times: int = 1, local: bool = False) -> Iterator[Part]:
+    """The blocks of a plan and of the bodies in it."""
+    for item in plan.items:
+        if isinstance(item, Interval):
+            for name, part in item.named_parts:
+                yield Part(plan.facts, item.kind, name, part, times, local)
+            continue
+        eqn = plan.facts.eqns[item.start]
+        runs = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+        for inner in filter(None, item.plans):
+            yield from parts(inner, times * runs, local or eqn.primitive.name == "shard_map")
 
 
 class Bytes(NamedTuple):
@@ -93,7 +134,7 @@ def interval(facts: Facts, kind: str, name: str, start: int, stop: int, *, split
 
 
 def _towers(facts: Facts, indices: list[int]) -> list[tuple[int, ...]]:
-    """Components that share no value made here. Those without heavy work join the first one with."""
+    """Components that share no value made here. Those without heavy work join the first that has some."""
     parent = {i: i for i in indices}
 
     def root(i):
@@ -137,21 +178,11 @@ def with_cheap_inputs(facts: Facts, part: tuple[int, ...]) -> list[int]:
 
 def bytes_of(facts: Facts, items) -> Bytes:
     """Modelled bytes of all the blocks of `items`."""
-    kept = freed = again = 0
-    for item in items:
-        if isinstance(item, Interval):
-            for part in item.parts:
-                inside = facts.inside_bytes(part)
-                kept, freed, again = kept + facts.boundary_bytes(part), freed + inside, max(again, inside)
-            continue
-        eqn = facts.eqns[item.start]
-        times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-        for plan in item.plans:
-            if plan is not None:  # a nested scan's plan is of its body without the checkpoint in it
-                inner = bytes_of(plan.facts, plan.items)
-                kept, freed = kept + times * inner.kept, freed + times * inner.freed
-                again = max(again, inner.again)
-    return Bytes(kept, freed, again)
+    found = list(parts(Plan(facts=facts, items=tuple(items))))
+    kept = sum(part.times * part.facts.boundary_bytes(part.equations) for part in found)
+    inside = [part.facts.inside_bytes(part.equations) for part in found]
+    freed = sum(part.times * size for part, size in zip(found, inside, strict=True))
+    return Bytes(kept, freed, max(inside, default=0))
 
 
 def carry_bytes(eqn) -> int:
@@ -168,3 +199,15 @@ def scanned_block(eqn, item: Inside) -> str | None:
     if len(inner) != 1 or not isinstance(inner[0], Interval) or inner[0].kind != "scan" or len(inner[0].parts) != 1:
         return None
     return inner[0].name
+
+
+def scan_lengths(plan: Plan) -> dict[str, int]:
+    """Lengths of the outermost scans of several steps, by the name of the block that is their body."""
+    found = {}
+    for item in plan.items:
+        if isinstance(item, Inside):
+            eqn = plan.facts.eqns[item.start]
+            name = scanned_block(eqn, item)
+            if name is not None:
+                found[name] = eqn.params["length"]
+    return found

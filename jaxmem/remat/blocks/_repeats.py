@@ -1,64 +1,43 @@
-"""Repeated structure: stretches of equations that come again and again, one after the other."""
+"""What repeats: modules, by the scopes of their equations, and like equations, one stretch after the other."""
 
 import collections
+import re
+from typing import NamedTuple
 
-import jax.extend.core as jex
 import numpy as np
 
-from jaxmem._compat import effect_names
-from jaxmem.remat.blocks._facts import BODIES, Facts, body_of
+from jaxmem.remat.jaxprs import Facts, Tokens
 
-# Parameters that differ from layer to layer where the layers are the same: `w[0]`, `w[1]`, …
-_PLACE = frozenset({"start_indices", "limit_indices", "name"})
 # How far apart, counted in matmuls of the same kind, a repetition may be looked for; and how many distances are tried.
 _MAX_ANCHORS, _MAX_PERIODS = 96, 96
 
 
-class Tokens:
-    """Numbers for equations: equal where primitive, parameters, shapes and dtypes are.
+class Stretch(NamedTuple):
+    """The equations `[start, stop)`, such as a call of a module: those under one scope."""
 
-    Args:
-      loose: compare primitives and ranks only, as for layers whose widths differ.
-    """
+    name: str
+    start: int
+    stop: int
 
-    def __init__(self, facts: Facts, *, loose: bool = False):
-        self._ids, self._bodies, self._loose = {}, {}, loose
-        self.ids = np.array([self._number(self._token(eqn)) for eqn in facts.eqns], np.int64)
 
-    def _number(self, token) -> int:
-        return self._ids.setdefault(token, len(self._ids))
+def stretches_at(paths, depth: int, start: int, stop: int) -> list[Stretch]:
+    """Maximal runs of equations of `[start, stop)` that share the scope at `depth`."""
+    calls, i = [], start
+    while i < stop:
+        name, first = paths[i][depth] if len(paths[i]) > depth else None, i
+        while i < stop and (paths[i][depth] if len(paths[i]) > depth else None) == name:
+            i += 1
+        if name is not None:
+            calls.append(Stretch(name, first, i))
+    return calls
 
-    def _token(self, eqn):
-        if self._loose:
-            ranks = tuple(len(getattr(v.aval, "shape", ())) for v in eqn.outvars)
-            return eqn.primitive.name, ranks
-        avals = tuple(self._aval(v) for v in (*eqn.invars, *eqn.outvars))
-        if effect_names(eqn) and eqn.primitive.name not in BODIES:  # a print may name its layer
-            return eqn.primitive.name, avals
-        params = tuple((k, self._value(v)) for k, v in sorted(eqn.params.items()) if k not in _PLACE)
-        return eqn.primitive.name, avals, params
 
-    def _aval(self, atom):
-        aval = atom.aval
-        return getattr(aval, "shape", None), str(getattr(aval, "dtype", ""))
-
-    def _value(self, value):
-        if isinstance(value, (jex.Jaxpr, jex.ClosedJaxpr)):
-            jaxpr, _ = body_of(value)
-            if id(jaxpr) not in self._bodies:  # jit gives the same jaxpr to every call of one function
-                inner = tuple(self._number(self._token(eqn)) for eqn in jaxpr.eqns)
-                self._bodies[id(jaxpr)] = self._number(("jaxpr", inner))
-            return self._bodies[id(jaxpr)]
-        if isinstance(value, (tuple, list)):
-            return tuple(self._value(v) for v in value)
-        if value is None or isinstance(value, (bool, int, float, str, np.dtype)):
-            return value
-        if callable(value):  # rules of custom derivatives: a new object for every call
-            return getattr(value, "__name__", type(value).__name__)
-        try:
-            return type(value).__name__, hash(value)
-        except TypeError:
-            return type(value).__name__
+def repeated_modules(calls: list[Stretch]) -> list[list[Stretch]]:
+    """Calls of modules that differ only in their numbers (`Block_0`, `Block_1`; `stage1_block0`), by name."""
+    groups = collections.defaultdict(list)
+    for call in calls:
+        groups[re.sub(r"\d+", "#", call.name)].append(call)
+    return [group for group in groups.values() if len({call.name for call in group}) > 1]
 
 
 def find_repeat(facts: Facts, tokens: Tokens, start: int, stop: int) -> list[tuple[int, int]]:

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem.remat.auto import Rates, pose_call
-from jaxmem.remat.auto._assign import assign, assigned
+from jaxmem.remat.auto import Rates, build_problem
+from jaxmem.remat.auto._assignment import assigned
 from jaxmem.remat.auto._candidates import Choice
 from jaxmem.remat.auto._solve import heavy
+from jaxmem.remat.auto._within import assign
 
 BUDGETS = (0.3, 0.5, 0.7, 0.9, 1.1)
 
@@ -38,7 +39,7 @@ def problem(name):
     """One block, scanned, so that its inputs have to be kept."""
     step = lambda x, w: (FUNCTIONS[name](x, w), None)  # noqa: E731
     x, w = jax.ShapeDtypeStruct((256, 64), "float32"), jax.ShapeDtypeStruct((3, 64, 64), "float32")
-    return pose_call(lambda x, w: jax.lax.scan(step, x, w)[0].sum(), (x, w), {}, Rates.of(None), argnums=(0, 1))
+    return build_problem(lambda x, w: jax.lax.scan(step, x, w)[0].sum(), (x, w), {}, Rates.of(None), argnums=(0, 1))
 
 
 @functools.cache

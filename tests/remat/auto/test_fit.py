@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem.errors import BudgetInfeasible
-from jaxmem.remat.auto import Measured, Rates, fit, pose_call
-from jaxmem.remat.auto._assign import smallest, within
-from jaxmem.remat.auto._standard import standard
+from jaxmem.remat.auto import Measured, Rates, build_problem, fit
+from jaxmem.remat.auto._assignment import smallest, standard
+from jaxmem.remat.auto._within import within
 
 LAYERS, ROWS, WIDTH = 6, 4096, 64
 
@@ -34,7 +34,7 @@ def unrolled(weights, x):
 def problem(model=scanned):
     w = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32)
     x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
-    return pose_call(model, (dict.fromkeys("abc", w), x), {}, Rates.of(None))
+    return build_problem(model, (dict.fromkeys("abc", w), x), {}, Rates.of(None))
 
 
 class Compiler:

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem.remat.auto import Rates, pose_call
-from jaxmem.remat.auto._assign import assign, plain, smallest
+from jaxmem.remat.auto import Rates, build_problem
+from jaxmem.remat.auto._assignment import plain, smallest
 from jaxmem.remat.auto._candidates import Choice
+from jaxmem.remat.auto._within import assign
 
 LAYERS = 4
 
@@ -29,7 +30,7 @@ def stack(x, weights):
 @pytest.fixture(scope="module")
 def problem():
     x, w = (jax.ShapeDtypeStruct((rows, 64), "float32") for rows in (128, 64))
-    return pose_call(stack, (x, [[w] * 3] * LAYERS), {}, Rates.of(None))
+    return build_problem(stack, (x, [[w] * 3] * LAYERS), {}, Rates.of(None))
 
 
 @pytest.mark.parametrize("richer", [1, 2, 3])

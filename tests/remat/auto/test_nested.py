@@ -9,10 +9,8 @@ import pytest
 from jaxmem import MemoryConfig, Workload, make_train_step, remat
 from jaxmem.errors import BudgetInfeasible
 from jaxmem.remat import residual_bytes
-from jaxmem.remat.auto import Rates, pose_call
-from jaxmem.remat.auto._assign import smallest
-from jaxmem.remat.auto._nested import nested
-from jaxmem.remat.auto._standard import repriced
+from jaxmem.remat.auto import Rates, build_problem
+from jaxmem.remat.auto._assignment import nested, repriced, smallest
 
 LAYERS, ROWS, WIDTH = 36, 64, 8
 CARRY = ROWS * WIDTH * 4
@@ -55,7 +53,7 @@ def test_a_step_below_the_peak_of_full_remat(args):
 
 
 def test_segments_keep_their_price_under_another_objective(args):
-    problem = pose_call(loss, args, {}, Rates.of(None))
+    problem = build_problem(loss, args, {}, Rates.of(None))
     seconds, flops = (nested(problem, objective=objective) for objective in ("seconds", "flops"))
     again = repriced(problem, seconds, objective="flops")
     assert (again.price, again.segments, again.kept_bytes) == (flops.price, flops.segments, flops.kept_bytes)

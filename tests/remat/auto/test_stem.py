@@ -6,8 +6,9 @@ import pytest
 
 from jaxmem import remat
 from jaxmem.errors import BudgetInfeasible
-from jaxmem.remat.auto import Rates, pose_call
-from jaxmem.remat.auto._assign import assign, plain, smallest
+from jaxmem.remat.auto import Rates, build_problem
+from jaxmem.remat.auto._assignment import plain, smallest
+from jaxmem.remat.auto._within import assign
 
 CHANNELS = 4
 
@@ -49,7 +50,7 @@ def ends(params, images):
 
 def test_the_end_takes_no_share_of_what_blocks_keep():
     """A loss's large logits are gone when the blocks' backward passes start."""
-    problem = pose_call(ends, arguments(), {}, Rates.of(None))
+    problem = build_problem(ends, arguments(), {}, Rates.of(None))
     everything = plain(problem)
     inside = everything.kept_bytes - everything.outside_bytes
     assert everything.outside_bytes > 10 * inside > 0
@@ -82,7 +83,7 @@ def test_what_is_in_no_block_is_listed_and_named():
     params, x = jnp.ones((4, 64, 64)), jnp.ones(64)
     (outside,) = remat.auto(loss, 0.5).solve(params, x).outside
     assert (outside.op, outside.size_bytes) == ("cos", 64 * 4) and "test_stem.py:" in outside.source
-    (shared,) = pose_call(loss, (params, x), {}, Rates.of(None), shards=4).outside
+    (shared,) = build_problem(loss, (params, x), {}, Rates.of(None), shards=4).outside
     assert shared.size_bytes == 64  # one device's, as those of blocks are
     for budget in (100, 0.001):
         with pytest.raises(BudgetInfeasible) as refused:

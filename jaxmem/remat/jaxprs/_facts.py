@@ -1,92 +1,34 @@
-"""What the block cutter knows of one jaxpr: who makes and reads each value, and what a backward pass would keep."""
+"""`Facts`: who makes and reads each value of a jaxpr, and what a backward pass would keep."""
 
 import collections
 import functools
 import itertools
-from typing import Any, TypeGuard
+from typing import Any
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 
-from jaxmem._compat import called_jaxprs, name_stack, prevents_cse, scan_layout
-from jaxmem.remat._kept import num_bytes
-from jaxmem.remat._nested_pricing import segments_of
-from jaxmem.remat._wrap import WATCH, is_checkpoint
-
-# Work that is worth marking a block for. Everything else is cheap to compute again, or to keep, by itself.
-_HEAVY = frozenset(
-    "dot_general conv_general_dilated ragged_dot ragged_dot_general scaled_matmul pallas_call ffi_call fft".split()
+from jaxmem._compat import scan_layout
+from jaxmem.remat.jaxprs._equations import (
+    BODIES,
+    CHEAP,
+    HEAVY,
+    KEEPS_NOTHING,
+    KEEPS_OUTPUT,
+    USER_CHECKPOINT,
+    WATCH,
+    bodies,
+    body_of,
+    inputs_of,
+    is_checkpoint,
+    is_float,
+    is_nested_scan,
+    is_value,
+    nested_segments,
+    num_bytes,
 )
-# A checkpoint of the user's own: neither looked into nor changed, and no reason for another one round it.
-USER_CHECKPOINT = frozenset({"remat", "remat2", "remat3", "checkpoint"})
-# Differentiating these needs none of their inputs or outputs: they are linear, or have no gradient.
-_KEEPS_NOTHING = frozenset(
-    """add sub neg add_any reduce_sum broadcast_in_dim reshape transpose squeeze expand_dims unstack
-    convert_element_type reduce_precision copy copy_p slice pad concatenate rev dynamic_slice dynamic_update_slice
-    gather scatter scatter-add split stop_gradient real imag complex conj psum psum_invariant pvary pbroadcast
-    all_gather all_to_all ppermute reduce_scatter psum_scatter sharding_constraint name optimization_barrier iota
-    eq ne lt le gt ge and or xor not is_finite argmax argmin floor ceil round sign clamp random_bits
-    random_fold_in random_split random_seed random_wrap random_unwrap random_clone shift_left shift_right_logical
-    shift_right_arithmetic rem debug_callback debug_print axis_index cumsum""".split()
-) | {WATCH}
-_KEEPS_OUTPUT = frozenset("exp exp2 tanh logistic sqrt rsqrt cbrt erf_inv".split())
-# Of arguments of the loss, these make values that a block can compute for itself: the cast or slice of a weight.
-CHEAP = frozenset("convert_element_type reshape transpose squeeze expand_dims slice dynamic_slice rev unstack".split())
-
-# Where a primitive has its body, for those whose body is looked into. Custom rules stay opaque: differentiation
-# follows the rule, so a block in the primal would have no effect.
-_BODY = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "shard_map": "jaxpr"}
-BODIES = _BODY | {"scan": "jaxpr", "cond": "branches"}
-
-
-def body_key(eqn) -> str:
-    """The parameter that holds an equation's body, for those whose body is looked into; "" for others.
-
-    Into a checkpoint of the user's own only for the scans in it.
-    """
-    name = eqn.primitive.name
-    if name in USER_CHECKPOINT:
-        return "jaxpr" if {"jaxpr", "policy", "prevent_cse"} <= set(eqn.params) else ""
-    if is_nested_scan(eqn):
-        return "call_jaxpr"
-    return BODIES.get(name, "")
-
-
-def nested_segments(eqn) -> tuple[int, ...]:
-    """The segments of the scan equation by which `jaxmem.remat.nested_scan` says what it computes; else ()."""
-    return segments_of(name_stack(eqn)) if eqn.primitive.name == "scan" else ()
-
-
-def is_nested_scan(eqn) -> bool:
-    """Whether an equation is `jaxmem.remat.nested_scan` with its own derivative."""
-    program = eqn.params.get("call_jaxpr") if eqn.primitive.name.startswith("custom_vjp_call") else None
-    return program is not None and any(nested_segments(inner) for inner in body_of(program)[0].eqns)
-
-
-def body_of(param) -> tuple[jex.Jaxpr, tuple]:
-    """The jaxpr and constants of an equation's parameter, closed or not."""
-    if isinstance(param, jex.ClosedJaxpr):
-        return param.jaxpr, tuple(param.consts)
-    return param, ()
-
-
-def bodies(eqn) -> list[jex.Jaxpr]:
-    """The jaxprs that an equation of `BODIES` runs."""
-    key = body_key(eqn)
-    if key not in eqn.params:
-        return []
-    param = eqn.params[key]
-    return [body_of(p)[0] for p in (param if isinstance(param, (tuple, list)) else (param,))]
-
-
-def is_value(atom) -> TypeGuard[jex.Var]:
-    return not isinstance(atom, jex.Literal)
-
-
-def is_float(atom) -> bool:
-    return hasattr(atom.aval, "dtype") and jnp.issubdtype(atom.aval.dtype, jnp.inexact)
+from jaxmem.remat.jaxprs._run import evaluate_with
 
 
 class Facts:
@@ -123,21 +65,27 @@ class Facts:
         inner = [extra for _, extra in self.kept]
         self.kept_before = list(itertools.accumulate(map(sum, zip(made, inner, strict=True)), initial=0))
 
+    @classmethod
+    def of(cls, program) -> "Facts":
+        """Facts of a whole program, whose inputs are all there anyway."""
+        jaxpr, _ = body_of(program)
+        return cls(jaxpr, frozenset(jaxpr.invars))
+
     @functools.cached_property
     def constant(self) -> set:
-        """Floating values that no derivative leads through, whatever is differentiated: behind a `stop_gradient`."""
+        """Floating values without a derivative, whatever is differentiated: those behind a `stop_gradient`."""
         found = set()
         for eqn in self.eqns:
-            read = [v for v in eqn.invars if is_value(v) and is_float(v)]
+            read = [v for v in eqn.invars if is_value(v) and is_float(v.aval)]
             stopped = read and all(v in found for v in read)
             if stopped or eqn.primitive.name == "stop_gradient":
-                found.update(v for v in eqn.outvars if is_float(v))
+                found.update(v for v in eqn.outvars if is_float(v.aval))
         return found
 
     def is_stacked(self, v) -> bool:
-        """Whether a scan made the variable, a part in each step, and it has a gradient."""
+        """Whether a variable is a floating output that a scan stacks."""
         eqn = self.eqns[self.made_at[v]] if v in self.made_at else None
-        if eqn is None or eqn.primitive.name != "scan" or not jnp.issubdtype(v.aval.dtype, jnp.inexact):
+        if eqn is None or eqn.primitive.name != "scan" or not is_float(v.aval):
             return False
         return list(eqn.outvars).index(v) >= scan_layout(eqn)[1]
 
@@ -152,8 +100,7 @@ class Facts:
 
     def inputs(self, indices) -> list:
         """Values that these equations read and do not make, in order of first use."""
-        made = {v for i in indices for v in self.eqns[i].outvars}
-        return list(dict.fromkeys(v for i in indices for v in self.eqns[i].invars if is_value(v) and v not in made))
+        return inputs_of([self.eqns[i] for i in indices])
 
     def outputs(self, indices) -> list:
         """Values that these equations make and that somebody else reads."""
@@ -209,7 +156,7 @@ class Facts:
 
     def _is_heavy(self, eqn) -> bool:
         name = eqn.primitive.name
-        if name in _HEAVY:
+        if name in HEAVY:
             return True
         if name in USER_CHECKPOINT or is_nested_scan(eqn):
             return False
@@ -224,12 +171,12 @@ class Facts:
         A table of primitives and not a differentiation, so that it costs nothing; it errs on the side of keeping.
         """
         name = eqn.primitive.name
-        floats_in = [v for v in eqn.invars if is_value(v) and is_float(v)]
-        if name in _KEEPS_NOTHING or not any(is_float(v) for v in eqn.outvars):
+        floats_in = [v for v in eqn.invars if is_value(v) and is_float(v.aval)]
+        if name in KEEPS_NOTHING or not any(is_float(v.aval) for v in eqn.outvars):
             return [], 0
         if name == "select_n":
             return [v for v in eqn.invars[:1] if is_value(v)], 0
-        if name in _KEEPS_OUTPUT:
+        if name in KEEPS_OUTPUT:
             return list(eqn.outvars), 0
         if name in USER_CHECKPOINT or is_nested_scan(eqn):
             return floats_in, 0
@@ -240,7 +187,7 @@ class Facts:
                 extra = max(extra, inner.inside_bytes(range(len(inner.eqns))))
             return floats_in, extra * eqn.params.get("length", 1)
         if name.startswith("custom_"):
-            return floats_in + [v for v in eqn.outvars if is_float(v)], 0
+            return floats_in + [v for v in eqn.outvars if is_float(v.aval)], 0
         return floats_in, 0
 
 
@@ -248,7 +195,7 @@ def _has_heavy(jaxpr, known) -> bool:
     key = ("heavy", id(jaxpr))
     if key not in known:
         known[key] = any(
-            eqn.primitive.name in _HEAVY
+            eqn.primitive.name in HEAVY
             or (eqn.primitive.name in BODIES and any(_has_heavy(b, known) for b in bodies(eqn)))
             for eqn in jaxpr.eqns
         )
@@ -266,21 +213,12 @@ def without_checkpoint(facts: Facts) -> Facts:
     if jaxpr.constvars or not known or not is_checkpoint(jaxpr):
         return facts
 
-    def body(*args):
-        env = dict(zip(jaxpr.invars, args, strict=True))
-        read = lambda atom: env[atom] if is_value(atom) else atom.val  # noqa: E731
-        for eqn in jaxpr.eqns:
-            values = [read(atom) for atom in eqn.invars]
-            if eqn.primitive.name in USER_CHECKPOINT:
-                values = jex.jaxpr_as_fun(jex.ClosedJaxpr(bodies(eqn)[0], ()))(*values)
-            env.update(zip(eqn.outvars, values, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+    def bare(eqn):
+        if eqn.primitive.name in USER_CHECKPOINT:
+            return jex.jaxpr_as_fun(jex.ClosedJaxpr(bodies(eqn)[0], ()))
+        return lambda *values: values
 
+    body = lambda *args: evaluate_with(jaxpr, (), args, bare)  # noqa: E731
     new = jax.make_jaxpr(body)(*[v.aval for v in jaxpr.invars]).jaxpr
     free = frozenset(b for a, b in zip(jaxpr.invars, new.invars, strict=True) if a in facts.free)
     return Facts(new, free, facts.known)
-
-
-def has_checkpoint(jaxpr) -> bool:
-    """Whether there is a checkpoint of the user's own in a program."""
-    return any(prevents_cse(eqn) is not None or any(map(has_checkpoint, called_jaxprs(eqn))) for eqn in jaxpr.eqns)

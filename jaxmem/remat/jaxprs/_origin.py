@@ -1,18 +1,17 @@
 """Where a value of a traced program comes from: its operation, name, module and source line."""
 
 import dataclasses
+import functools
 import re
 
-import jax.extend.core as jex
-
-from jaxmem._compat import called_jaxprs, checkpoint_name_of
+from jaxmem._compat import called_jaxprs, checkpoint_name_of, name_stack, scan_layout
 from jaxmem._source import is_library, source_line
-from jaxmem.remat._wrap import WATCH
+from jaxmem.remat.jaxprs._equations import WATCH, is_value
 
 # Operations that hand a value on: what made it is further up.
 _TRANSPARENT = frozenset({"device_put", "copy", "copy_p", "reduce_precision", "optimization_barrier", WATCH})
-# What transformations add to a name stack; the rest are modules and named scopes.
-_TRANSFORMS = re.compile(r"\b(jvp|transpose|vmap|linearize)\(")
+# What transformations put round a scope; the rest of a name stack are modules and named scopes.
+_TRANSFORMS = re.compile(r"\b(?:jvp|transpose|vmap|pmap|linearize|jit|shard_map|checkpoint|rematted_computation)\(")
 _CALLS = re.compile(r"([^/]+)\.call(?:/\1(?=/|$))?")
 _SCOPES = frozenset({"checkpoint", "rematted_computation", "while", "body", "cond", "closed_call"})
 
@@ -44,24 +43,24 @@ def _follow(jaxpr, var, name, outer, module, count) -> Origin:
         if given is not None or eqn.primitive.name in _TRANSPARENT:
             name = name or given
             var = eqn.invars[min(index, len(eqn.invars) - 1)]
-            if isinstance(var, jex.Literal):
+            if not is_value(var):
                 return _at(eqn, name, "constant", module, count, outer)
             continue
         inner = _called(eqn, index)
         if inner is None:
             return _at(eqn, name, eqn.primitive.name, module, count, outer)
         path = _join(module, _module(eqn))
-        stacked = eqn.primitive.name == "scan" and _rank(eqn.outvars[index]) > _rank(inner.outvars[index])
+        stacked = eqn.primitive.name == "scan" and index >= scan_layout(eqn)[1]
         times = eqn.params["length"] if stacked else 1
         return _follow(inner, inner.outvars[index], name, (*outer, (jaxpr, eqn, module, count)), path, count * times)
     if outer and var in jaxpr.invars:
         above, eqn, module_above, _ = outer[-1]
         index = jaxpr.invars.index(var)
-        if eqn.primitive.name == "scan" and index in _carries(eqn, jaxpr):
+        if eqn.primitive.name == "scan" and index in _carries(eqn):
             return _carry(jaxpr, eqn, index, name, module, count, outer[:-1])
         # cond has its predicate in front of what the branches are given
         value = eqn.invars[index + len(eqn.invars) - len(jaxpr.invars)]
-        if not isinstance(value, jex.Literal):
+        if is_value(value):
             return _follow(above, value, name, outer[:-1], module_above, count)
     what = "argument" if var in jaxpr.invars else "constant"
     return _at(last, name, what, module, count, outer) if last is not None else Origin(name, what, module, "", count)
@@ -69,7 +68,7 @@ def _follow(jaxpr, var, name, outer, module, count) -> Origin:
 
 def _carry(jaxpr, eqn, index, name, module, count, outer) -> Origin:
     """The input of a scan's body: what made the output that becomes the next iteration's input."""
-    output = jaxpr.outvars[_carries(eqn, jaxpr).index(index)]
+    output = jaxpr.outvars[_carries(eqn).index(index)]
     if output in _producers(jaxpr) and output is not jaxpr.invars[index]:
         made = _follow(jaxpr, output, None, (), module, count)  # within the body only: no way out
         file = made.source.rpartition(":")[0]
@@ -78,13 +77,10 @@ def _carry(jaxpr, eqn, index, name, module, count, outer) -> Origin:
     return _at(eqn, name, "carry", "", count, outer)
 
 
-def _carries(eqn, body) -> list[int]:
-    """Which inputs of a scan's body are its carry: the last before the ones that are slices."""
-    inputs = [_rank(v) for v in body.invars]
-    slices = sum(_rank(given) > rank for given, rank in zip(eqn.invars, inputs, strict=True))
-    carried = sum(_rank(given) == _rank(inner) for given, inner in zip(eqn.outvars, body.outvars, strict=True))
-    first = len(inputs) - slices - carried
-    return list(range(first, first + carried))
+def _carries(eqn) -> range:
+    """Which inputs of a scan's body are its carry."""
+    consts, carried, _ = scan_layout(eqn)
+    return range(consts, consts + carried)
 
 
 def _called(eqn, index: int):
@@ -92,7 +88,7 @@ def _called(eqn, index: int):
     if eqn.primitive.name == "while":
         return None
     for inner in called_jaxprs(eqn):
-        if len(inner.outvars) == len(eqn.outvars) and not isinstance(inner.outvars[index], jex.Literal):
+        if len(inner.outvars) == len(eqn.outvars) and is_value(inner.outvars[index]):
             return inner
     return None
 
@@ -103,7 +99,7 @@ def _at(eqn, name, op: str, module: str, count: int, outer) -> Origin:
 
 
 def _line(eqn, outer) -> str:
-    """What JAX traced by itself, as a loop's body, or traced once and keeps, has the frames of its callers too."""
+    """The source line of an equation, or of the calls round it: JAX traces a loop's body, for example, by itself."""
     return source_line(eqn, *(above for _, above, *_ in reversed(outer)))
 
 
@@ -121,14 +117,19 @@ def _producers(jaxpr) -> dict:
 _PRODUCERS: dict[int, tuple] = {}
 
 
-def _rank(atom) -> int:
-    return len(getattr(atom.aval, "shape", ()))
+@functools.lru_cache(maxsize=4096)
+def _split(stack: str) -> tuple[str, ...]:
+    plain = _TRANSFORMS.sub("", stack).replace(")", "") if "(" in stack else stack
+    return tuple(part for part in plain.split("/") if part)
+
+
+def scopes_of(eqn) -> tuple[str, ...]:
+    """The modules and named scopes of an equation, outermost first, without what transformations put round them."""
+    return _split(name_stack(eqn))
 
 
 def _module(eqn) -> str:
-    """The path of modules and named scopes, without what transformations put round it."""
-    text = _TRANSFORMS.sub("(", str(eqn.source_info.name_stack)).replace("(", "").replace(")", "")
-    return "/".join(part for part in text.split("/") if part and part not in _SCOPES)
+    return "/".join(part for part in scopes_of(eqn) if part not in _SCOPES)
 
 
 def _join(outer: str, inner: str) -> str:
@@ -139,5 +140,5 @@ def _join(outer: str, inner: str) -> str:
 
 
 def _plain(path: str) -> str:
-    """Without the scope that linen opens for a checkpointed call, inside which the module's own comes again."""
+    """The path without the scope that linen opens for a checkpointed call, in which the module's own comes again."""
     return _CALLS.sub(r"\1", path)

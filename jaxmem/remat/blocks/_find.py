@@ -2,18 +2,34 @@
 
 import collections
 import dataclasses
-import itertools
 
-from jaxmem.remat.blocks._facts import USER_CHECKPOINT, Facts, bodies, body_key, nested_segments, without_checkpoint
+import jax.extend.core as jex
+
+from jaxmem.remat.blocks._names import numbered_name, scan_name, scopes_name, stretch_name
 from jaxmem.remat.blocks._plan import Inside, Interval, Plan, bytes_of, carry_bytes, interval
-from jaxmem.remat.blocks._repeats import Tokens, find_repeat
-from jaxmem.remat.blocks._scopes import Call, calls_at, paths_of, repeated
+from jaxmem.remat.blocks._repeats import Stretch, find_repeat, repeated_modules, stretches_at
+from jaxmem.remat.jaxprs import (
+    USER_CHECKPOINT,
+    Facts,
+    Tokens,
+    bodies,
+    body_key,
+    nested_segments,
+    scopes_of,
+    without_checkpoint,
+)
 
-# A repeated thing that consists, by this share of what its backward pass needs, of repeated things is no block but
-# a stage or a tower of blocks.
+# Where repeated things make this share of what the backward pass of a repeated thing needs, that is no block but a
+# stage or a tower of blocks.
 _CONTAINER_SHARE = 0.9
 # A scan without matmuls is a block only from here on: cumulative sums, key splitting and the like are left alone.
 _SMALL_SCAN_BYTES = 2**20
+
+
+def find_plan(closed_jaxpr: jex.ClosedJaxpr) -> Plan | None:
+    """A jaxpr with its blocks marked, each under a name of its own; None where there are none."""
+    plan = plan_blocks(Facts.of(closed_jaxpr))
+    return plan and _with_unique_names(plan, collections.Counter())
 
 
 def plan_blocks(facts: Facts, *, scans_only: bool = False) -> Plan | None:
@@ -27,17 +43,14 @@ def plan_blocks(facts: Facts, *, scans_only: bool = False) -> Plan | None:
     return Plan(facts=facts, items=tuple(items)) if items else None
 
 
-def with_unique_names(plan: Plan, counts: collections.Counter | None = None) -> Plan:
-    """The plan with `#2`, `#3`, … behind names that came before."""
-    counts = collections.Counter() if counts is None else counts
+def _with_unique_names(plan: Plan, counts: collections.Counter) -> Plan:
     items = []
     for item in plan.items:
         if isinstance(item, Interval):
             counts[item.name] += 1
-            count = counts[item.name]
-            item = dataclasses.replace(item, name=item.name if count == 1 else f"{item.name}#{count}")
+            item = dataclasses.replace(item, name=numbered_name(item.name, counts[item.name]))
         else:
-            plans = tuple(inner and with_unique_names(inner, counts) for inner in item.plans)
+            plans = tuple(inner and _with_unique_names(inner, counts) for inner in item.plans)
             item = dataclasses.replace(item, plans=plans)
         items.append(item)
     return dataclasses.replace(plan, items=tuple(items))
@@ -48,7 +61,7 @@ class _Search:
 
     def __init__(self, facts: Facts, scans_only: bool = False):
         self.facts, self.scans_only = facts, scans_only
-        self.paths = paths_of(facts)
+        self.paths = [scopes_of(eqn) for eqn in facts.eqns]
         self._tokens = {}
 
     def tokens(self, loose: bool) -> Tokens:
@@ -57,7 +70,7 @@ class _Search:
         return self._tokens[loose]
 
     def cover(self, start: int, stop: int, depth: int) -> list:
-        """Modules by their scopes; then, wherever they left something, structure; then the bodies of what is left."""
+        """Modules by their scopes; then structure between them; then the bodies of what is left."""
         if self.scans_only:
             return self._inside(start, stop)
         return self._fill(start, stop, self._modules(start, stop, depth), self._structure)
@@ -65,9 +78,9 @@ class _Search:
     # -- repeated modules ------------------------------------------------------------------------
 
     def _modules(self, start: int, stop: int, depth: int) -> list:
-        calls = [call for call in calls_at(self.paths, depth, start, stop) if self._heavy(call.start, call.stop)]
+        calls = [call for call in stretches_at(self.paths, depth, start, stop) if self._heavy(call.start, call.stop)]
         worth = [call for call in calls if self._worth(call.start, call.stop)]
-        groups = repeated(worth)
+        groups = repeated_modules(worth)
         again = [] if groups else self._called_again(worth, start, stop)
         items = self._grouped(calls, groups or again, depth)
         if not again:
@@ -78,7 +91,7 @@ class _Search:
         filled = self._fill(start, stop, items, self._structure)
         return layers if self._cost(whole, layers) < self._cost(whole, filled) else items
 
-    def _grouped(self, calls: list[Call], groups: list[list[Call]], depth: int) -> list:
+    def _grouped(self, calls: list[Stretch], groups: list[list[Stretch]], depth: int) -> list:
         items, taken = [], set()
         for group in groups:
             items += self._settle("module", self._named(group), depth + 1)
@@ -90,7 +103,7 @@ class _Search:
                 items += self._modules(call.start, call.stop, depth + 1)
         return sorted(items, key=lambda item: item.start)
 
-    def _called_again(self, calls: list[Call], start: int, stop: int) -> list[list[Call]]:
+    def _called_again(self, calls: list[Stretch], start: int, stop: int) -> list[list[Stretch]]:
         """Modules that are called several times: shared weights, or one encoder on two inputs."""
         names = collections.Counter(call.name for call in calls)
         again = [call for call in calls if names[call.name] > 1]
@@ -98,17 +111,12 @@ class _Search:
             return []
         units = find_repeat(self.facts, self.tokens(False), start, stop)
         if units and units[0][0] <= again[0].start and again[-1].stop <= units[-1][1]:
-            return [[Call(again[0].name, *unit) for unit in units]]
+            return [[Stretch(again[0].name, *unit) for unit in units]]
         return [[call for call in again if call.name == name] for name in dict.fromkeys(call.name for call in again)]
 
-    def _named(self, calls: list[Call]) -> list[Call]:
+    def _named(self, calls: list[Stretch]) -> list[Stretch]:
         """The calls under the scopes that all of their equations share."""
-        named = []
-        for call in calls:
-            paths = sorted(self.paths[call.start : call.stop])
-            shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(paths[0], paths[-1], strict=False))
-            named.append(call._replace(name="/".join(scope for scope, _ in shared)))
-        return named
+        return [call._replace(name=scopes_name(self.paths[call.start : call.stop])) for call in calls]
 
     # -- repeated structure ----------------------------------------------------------------------
 
@@ -119,8 +127,8 @@ class _Search:
         for loose in (False, True):
             units = find_repeat(self.facts, self.tokens(loose), start, stop)
             if units:
-                calls = self._named([Call("", *unit) for unit in units])
-                calls = [c._replace(name=f"{c.name or 'loss'}[{i + 1}/{len(calls)}]") for i, c in enumerate(calls)]
+                calls = self._named([Stretch("", *unit) for unit in units])
+                calls = [c._replace(name=stretch_name(c.name, i, len(calls))) for i, c in enumerate(calls)]
                 found = self._settle("structure", calls, None)
                 if found:
                     left, right = units[0][0], units[-1][1]
@@ -129,7 +137,7 @@ class _Search:
 
     # -- a group of repeated intervals: blocks, or containers of blocks ---------------------------------
 
-    def _settle(self, kind: str, calls: list[Call], depth: int | None) -> list:
+    def _settle(self, kind: str, calls: list[Stretch], depth: int | None) -> list:
         blocks = [interval(self.facts, kind, call.name, call.start, call.stop) for call in calls]
         whole = [self.facts.inside_bytes(range(call.start, call.stop)) for call in calls]
         largest = whole.index(max(whole))
@@ -191,17 +199,16 @@ class _Search:
         return items
 
     def _scan_body(self, index: int) -> Plan | None:
-        """The whole body as one block, if there is something to gain; else what is recomputed as a whole in it."""
+        """The whole body as one block, if that frees memory; else the scans in what it recomputes as a whole."""
         eqn = self.facts.eqns[index]
         body = self.facts.of_body(eqn)
-        if nested_segments(eqn):  # what is recomputed already, is so by the policy of the wrapper instead
+        if nested_segments(eqn):  # the wrapper's policy takes the place of the checkpoint in it
             body = without_checkpoint(body)
         everything = range(len(body.eqns))
         inside, length = body.inside_bytes(everything), eqn.params["length"]
         large = inside * length >= _SMALL_SCAN_BYTES and inside >= 2 * carry_bytes(eqn)
         if nested_segments(eqn) or (inside > 0 and (any(body.heavy) or large)):
-            name = "/".join((*self.paths[index], "scan"))
-            block = interval(body, "scan", name, 0, len(body.eqns), split=False)
+            block = interval(body, "scan", scan_name(self.paths[index]), 0, len(body.eqns), split=False)
             return None if block is None else Plan(facts=body, items=(block,))
         if any(map(body.holds_segments, body.eqns)):
             return plan_blocks(body, scans_only=True)
@@ -212,17 +219,3 @@ class _Search:
 
     def _worth(self, start: int, stop: int) -> bool:
         return self._heavy(start, stop) and self.facts.inside_bytes(range(start, stop)) > 0
-
-
-def intervals(plan: Plan, local: bool = False):
-    """(plan, interval, times it runs, whether shapes are one device's, in a shard_map) for each, at any depth."""
-    for item in plan.items:
-        if isinstance(item, Interval):
-            yield plan, item, 1, local
-            continue
-        eqn = plan.facts.eqns[item.start]
-        times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-        for inner in item.plans:
-            if inner is not None:
-                for found, block, inner_times, inside in intervals(inner, local or eqn.primitive.name == "shard_map"):
-                    yield found, block, times * inner_times, inside
