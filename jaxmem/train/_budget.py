@@ -17,9 +17,9 @@ from jaxmem.remat.auto import (
     Rates,
     ResidualPlan,
     Trial,
+    build_problem,
     fit,
     in_the_way,
-    step_problem,
     within_share,
 )
 from jaxmem.targets import Target, on_target, resolve_target
