@@ -4,9 +4,8 @@ The rules are those of XLA's dataflow analysis. Loops, conditionals, calls and a
 place in the schedule; computations inside fusions, reductions and the like hold no buffers.
 """
 
-from jaxmem.analysis.assignment._asynchronous import asynchronous
 from jaxmem.analysis.assignment._flow import Flow, Held, part
-from jaxmem.analysis.assignment._in_place import in_place
+from jaxmem.analysis.assignment._sharing import asynchronous, in_place
 from jaxmem.analysis.hlo._module import Computation, Instruction, Module
 
 _PASSES_ON = frozenset(("bitcast", "optimization-barrier", "domain", "add-dependency"))
@@ -75,7 +74,7 @@ def _step(flow: Flow, module: Module, instruction: Instruction, arguments: list[
         flow.tick(instruction)
         return result
     if opcode in ("async-start", "call-start"):
-        called = module.computations.get(instruction.attribute("calls") or "")
+        called = module.callee(instruction)
         inner = _run(flow, module, called, operands) if called else None
         return asynchronous(flow, module, instruction, operands, inner)
     if opcode.endswith(("-start", "-done", "-update")) or opcode == "send":
