@@ -27,7 +27,7 @@ def follow(module: Module) -> Flow:
 
 
 def _bind_entry(flow: Flow, module: Module) -> None:
-    """What the caller holds lives from the first position on, and to the last unless an output takes its place."""
+    """Arguments live from the first position on, and to the last unless they are donated to an output."""
     length, donated = len(flow.schedule), set()
     for output, parameter, index in module.output_aliases:
         number = flow.parameters.get(parameter, {}).get(index)
@@ -110,7 +110,7 @@ def _operand(flow: Flow, name: str) -> Held:
 
 
 def _while(flow: Flow, module: Module, instruction: Instruction, given: Held) -> Held:
-    """A loop: what its body returns as it came in is one value throughout; the rest shares one buffer an element."""
+    """A loop: an element that its body returns unchanged is one value; any other has one buffer for all trips."""
     condition = module.computations[instruction.attribute("condition") or ""]
     body = module.computations[instruction.attribute("body") or ""]
     tested = _copies(flow, condition, given)

@@ -49,7 +49,7 @@ class Buffers:
         own = self.module.instruction(value.name)
         if own is not None:
             found = origin(self.module, value.name, value.index)
-        else:  # made inside an asynchronous computation, which the text shows as its start only
+        else:  # made inside an asynchronous computation, of which the text shows only the start
             start = self.schedule[value.start] if 0 <= value.start < len(self.schedule) else ""
             own = self.module.instruction(start)
             found = origin(self.module, start, (1, *value.index))
@@ -93,7 +93,7 @@ class Buffers:
         )
 
     def _layer(self, found: Origin, kind: str, frame: Frame | None) -> str:
-        """Of what no named scope tells: an accumulator's is its gradient's; else the user's classes, or the scan."""
+        """The layer where no scope names it: of an accumulator its gradient's, else the user's classes, or the scan."""
         instruction = found.instruction
         if kind == "accumulators":
             for number in range(len(instruction.operands)):
