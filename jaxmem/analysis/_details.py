@@ -7,7 +7,7 @@ from jaxmem.analysis._donation import donation_misses
 from jaxmem.analysis._dtypes import argument_dtypes
 from jaxmem.analysis.assignment import Assignment
 from jaxmem.analysis.attribution import attribute
-from jaxmem.analysis.hlo._module import Module
+from jaxmem.analysis.hlo._parse import Module
 
 
 def details(

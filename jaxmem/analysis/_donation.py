@@ -7,7 +7,7 @@ import jax
 from jaxmem._compat import kept_arguments
 from jaxmem.analysis._records import DonationMiss
 from jaxmem.analysis.attribution import program_arguments
-from jaxmem.analysis.hlo._module import Module
+from jaxmem.analysis.hlo._parse import Module
 from jaxmem.analysis.hlo._types import dtype_name
 
 _TYPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from jaxmem.analysis._kind_paths import undeclared_kind
 from jaxmem.analysis._records import DtypeBytes
 from jaxmem.analysis.attribution import program_arguments
-from jaxmem.analysis.hlo._module import Module
+from jaxmem.analysis.hlo._parse import Module
 from jaxmem.analysis.hlo._types import arrays, dtype_name
 
 

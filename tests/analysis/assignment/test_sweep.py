@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxmem.analysis.attribution._timeline import Span, sweep
+from jaxmem.analysis.assignment import Span, sweep
 
 KINDS = 3
 
