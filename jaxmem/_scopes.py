@@ -1,7 +1,13 @@
-"""Named scopes that the train step opens, by which the analysis knows its parts again in compiled programs."""
+"""Named scopes that tell the parts of a compiled program: those that the train step opens, and JAX's own."""
 
 ACCUMULATE_SCOPE = "accumulate_gradients"
 """Round the addition of a micro-batch's gradients to the accumulators."""
 
 OPTIMIZER_SCOPE = "optimizer_update"
 """Round the optimizer's update and its application to the parameters."""
+
+REMAT_SCOPE = "rematted_computation"
+"""JAX's, round what a checkpoint computes a second time."""
+
+BACKWARD_SCOPE = "transpose("
+"""How JAX's scope of everything that the backward pass computes begins."""
