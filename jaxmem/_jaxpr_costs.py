@@ -187,13 +187,14 @@ def _names(rule: Rule, names: str) -> dict[str, Rule]:
 
 
 _ELEMENTWISE, _PASS = Rule("elementwise"), Rule("pass")
-_RULES = {
-    "dot_general": Rule("product", _dot),
-    "conv_general_dilated": Rule("product", _convolution),
-    "ragged_dot_general": Rule("product", _ragged_dot),
-    "scaled_matmul": Rule("product", _scaled_matmul),
-    "pallas_call": Rule("kernel", _kernel),
-    "reduce_scatter": Rule("pass", waits=True),
+# A call, since that refuses a name that stands twice.
+_RULES = dict(
+    dot_general=Rule("product", _dot),
+    conv_general_dilated=Rule("product", _convolution),
+    ragged_dot_general=Rule("product", _ragged_dot),
+    scaled_matmul=Rule("product", _scaled_matmul),
+    pallas_call=Rule("kernel", _kernel),
+    reduce_scatter=Rule("pass", waits=True),
     **_names(
         Rule("elementwise", waits=True),
         """psum psum2 psum_invariant pmax pmin all_gather all_gather_invariant all_gather_reduced all_to_all
@@ -208,15 +209,15 @@ _RULES = {
         _ELEMENTWISE,
         """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt
         ceil clamp clz complex concatenate conj cos cosh digamma div empty eq eq_to erf erf_inv erfc exp exp2 expm1
-        floor ge gt igamma igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min
+        floor ge gt igamma igammac integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min
         mul mulhi ne neg nextafter not one_minus_square or pad polygamma polynomial population_count pow
-        reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic
+        reduce_precision regularized_incomplete_beta rem round rsqrt select_n stack shift_left shift_right_arithmetic
         shift_right_logical sign sin sinh sqrt square sub tan tanh xor zeros_like zeta
         random_clone random_fold_in random_seed random_split random_unwrap random_wrap rng_bit_generator rng_uniform
         threefry2x32 axis_index debug_callback debug_print device_put layout_constraint mesh_cast optimization_barrier
-        reshard sharding_constraint tie""",
+        reshard sharding_constraint tie tile""",
     ),
-}
+)
 # By how a name begins, where it is not above; the names of scatters, sums and calls of libraries go on in many ways.
 _FAMILIES = {
     **dict.fromkeys(("ffi_call", "dot_product_attention"), Rule("kernel", _kernel)),

@@ -11,7 +11,7 @@ from jaxmem.analysis._kind_paths import undeclared_kind
 from jaxmem.analysis._records import DonationMiss, DtypeBytes
 from jaxmem.analysis.assignment import Assignment
 from jaxmem.analysis.attribution import attribute, program_arguments
-from jaxmem.analysis.hlo._module import Module
+from jaxmem.analysis.hlo._parse import Module
 from jaxmem.analysis.hlo._types import arrays, dtype_name
 
 _TYPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")

@@ -6,7 +6,7 @@ import numpy as np
 from jax.extend import core
 
 from jaxmem._jaxpr_costs import calls_of, product_flops, rule_of
-from jaxmem.analysis.hlo._flops import BACKWARD_SCOPE, REMAT_SCOPE
+from jaxmem._scopes import BACKWARD_SCOPE, REMAT_SCOPE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

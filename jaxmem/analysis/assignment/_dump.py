@@ -59,9 +59,9 @@ class BufferDump:
     def text(self) -> str | None:
         """The optimised HLO as the compiler dumped it, or None where only the compiled program can tell.
 
-        On a GPU it is what the program says of itself, which has to make all of its HLO anew for that: seconds for a
-        large one. A TPU's lacks what is found out later, as its cycles, and one whose schedule has other names than its
-        text (JAX 0.12) is not of the finished program.
+        A GPU's dump is what the compiled program prints of itself, and saves the seconds that printing a large one
+        takes. A TPU's lacks what its compiler adds later, such as cycles. A dump whose schedule has other names than
+        its text (JAX 0.12) is not of the finished program.
         """
         if self.platform != "gpu" or not self._own:
             return None

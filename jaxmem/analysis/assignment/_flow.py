@@ -1,6 +1,7 @@
 """Values of a program by number: where each is defined, how long it lives, and which share their bytes."""
 
 import dataclasses
+import itertools
 
 from jaxmem.analysis.hlo._module import Index, Instruction
 from jaxmem.analysis.hlo._types import leaves
@@ -95,6 +96,29 @@ class Flow:
         by = self.value(by)
         self.replaced[number] = by
         self.use(by, self.end[number])
+
+    def live_ranges(self) -> dict[tuple[str, Index], tuple[int, int]]:
+        """First and last position, both included, per (instruction name, index) that defines a value, as XLA counts.
+
+        Values that must be the same bytes never overlap: each ends where the next one begins.
+        """
+        ranges = {number: (self.start[number], self.end[number]) for number in range(len(self.names))}
+        groups: dict[int, list[int]] = {}
+        for number in ranges:
+            if number not in self.replaced:
+                groups.setdefault(self.buffer(number), []).append(number)
+        result = {}
+        last = len(self.schedule) - 1
+        for members in groups.values():
+            members.sort(key=lambda number: ranges[number])
+            for one, other in itertools.pairwise(members):
+                (start, end), (next_start, next_end) = ranges[one], ranges[other]
+                ranges[other] = (next_start, max(end, next_end))
+                ranges[one] = (start, min(end, next_start))
+            for number in members:
+                start, end = ranges[number]
+                result[self.names[number], self.indices[number]] = (start, max(start, min(end, last)))
+        return result
 
 
 def part(held: Held, number: int) -> Held:

@@ -4,9 +4,8 @@ The rules are those of XLA's dataflow analysis. Loops, conditionals, calls and a
 place in the schedule; computations inside fusions, reductions and the like hold no buffers.
 """
 
-from jaxmem.analysis.assignment._asynchronous import asynchronous
 from jaxmem.analysis.assignment._flow import Flow, Held, part
-from jaxmem.analysis.assignment._in_place import in_place
+from jaxmem.analysis.assignment._sharing import asynchronous, in_place
 from jaxmem.analysis.hlo._module import Computation, Instruction, Module
 
 _PASSES_ON = frozenset(("bitcast", "optimization-barrier", "domain", "add-dependency"))
@@ -28,7 +27,7 @@ def follow(module: Module) -> Flow:
 
 
 def _bind_entry(flow: Flow, module: Module) -> None:
-    """What the caller holds lives from the first position on, and to the last unless an output takes its place."""
+    """Arguments live from the first position on, and to the last unless they are donated to an output."""
     length, donated = len(flow.schedule), set()
     for output, parameter, index in module.output_aliases:
         number = flow.parameters.get(parameter, {}).get(index)
@@ -75,7 +74,7 @@ def _step(flow: Flow, module: Module, instruction: Instruction, arguments: list[
         flow.tick(instruction)
         return result
     if opcode in ("async-start", "call-start"):
-        called = module.computations.get(instruction.attribute("calls") or "")
+        called = module.callee(instruction)
         inner = _run(flow, module, called, operands) if called else None
         return asynchronous(flow, module, instruction, operands, inner)
     if opcode.endswith(("-start", "-done", "-update")) or opcode == "send":
@@ -111,7 +110,7 @@ def _operand(flow: Flow, name: str) -> Held:
 
 
 def _while(flow: Flow, module: Module, instruction: Instruction, given: Held) -> Held:
-    """A loop: what its body returns as it came in is one value throughout; the rest shares one buffer an element."""
+    """A loop: an element that its body returns unchanged is one value; any other has one buffer for all trips."""
     condition = module.computations[instruction.attribute("condition") or ""]
     body = module.computations[instruction.attribute("body") or ""]
     tested = _copies(flow, condition, given)

@@ -4,10 +4,8 @@ import dataclasses
 
 from jaxmem.analysis.assignment._flow import Flow
 from jaxmem.analysis.assignment._follow import follow
-from jaxmem.analysis.assignment._heap import Block, pack
-from jaxmem.analysis.assignment._ranges import live_ranges
+from jaxmem.analysis.assignment._heap import Block, move_into_outputs, pack, reuse
 from jaxmem.analysis.assignment._records import Allocation, AllocationKind, Assignment, Value
-from jaxmem.analysis.assignment._reuse import move_into_outputs, reuse
 from jaxmem.analysis.hlo._module import Module
 from jaxmem.analysis.hlo._parse import parse_hlo
 from jaxmem.analysis.hlo._types import arrays, leaves, padded_bytes
@@ -39,8 +37,7 @@ def liveness(hlo: str | Module, *, platform: str = "") -> Assignment:
 
 
 def _assign(flow: Flow, module: Module, platform: str) -> Assignment:
-    instructions = {i.name: i for c in module.computations.values() for i in c.instructions.values()}
-    ranges = live_ranges(flow)
+    ranges = flow.live_ranges()
     members: dict[int, list[Value]] = {}
     for number, (name, index, text) in enumerate(zip(flow.names, flow.indices, flow.types, strict=True)):
         if number not in flow.replaced:
@@ -51,7 +48,8 @@ def _assign(flow: Flow, module: Module, platform: str) -> Assignment:
         for parameter, held in flow.parameters.items()
         for index, number in held.items()
     }
-    constants = {buffer for buffer, values in members.items() if instructions[values[0].name].opcode == "constant"}
+    made = {buffer: module.instruction(values[0].name) for buffer, values in members.items()}
+    constants = {buffer for buffer, instruction in made.items() if instruction and instruction.opcode == "constant"}
     outputs = {flow.buffer(number) for number in flow.outputs.values()} - parameters.keys() - constants
     blocks: dict[int, dict[int, Block]] = {}
     for buffer, values in members.items():
@@ -65,7 +63,7 @@ def _assign(flow: Flow, module: Module, platform: str) -> Assignment:
     for buffer in constants - parameters.keys():
         _add(heads, places, members, buffer, kind="constant")
     for color, of_color in sorted(blocks.items()):
-        homes = reuse(flow, module, instructions, of_color, outputs)
+        homes = reuse(flow, module, of_color, outputs)
         moved = move_into_outputs(of_color, outputs)
         for buffer in outputs & of_color.keys():
             _add(heads, places, members, buffer, kind="output")

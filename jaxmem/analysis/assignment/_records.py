@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
+import itertools
 from collections import Counter
 from typing import Literal, NamedTuple
 
-from jaxmem.analysis.assignment._union import live_curve, union_bytes
+from jaxmem.analysis.assignment._sweep import Span, Sweep, sweep
 
 AllocationKind = Literal["parameter", "output", "temp", "constant", "thread_local"]
 Source = Literal["text", "proto", "liveness"]
@@ -105,38 +106,24 @@ class Assignment:
         return sum(a.size_bytes for a in self.allocations if a.kind == "temp" and self.memory_space(a.color) == "host")
 
     @functools.cached_property
-    def used_temp_bytes(self) -> int:
-        """Bytes of the temporary allocations that some value uses at some time: the union of all their places."""
-        return sum(union_bytes((v.offset_bytes, v.size_bytes) for v in a.values) for a in self.temps)
-
-    @functools.cached_property
-    def live_temp_curve(self) -> tuple[int, ...]:
-        """Per position, the bytes of `temps` in which a value is alive. Bytes that values share count once."""
-        length = len(self.schedule)
-        curves = [
-            live_curve([(v.start, v.end, v.offset_bytes, v.size_bytes) for v in a.values], length) for a in self.temps
-        ]
-        return tuple(map(sum, zip(*curves, strict=True))) if curves else (0,) * length
-
-    def live_temp_bytes(self, position: int) -> int:
-        """Bytes of device memory for temporaries in which a value is alive at `position`."""
-        return self.live_temp_curve[position]
-
-    @functools.cached_property
-    def peak_position(self) -> int:
-        """The first position at which most temporary bytes are alive; the other kinds of bytes are there throughout."""
-        curve = self.live_temp_curve
-        return curve.index(max(curve)) if curve else 0
+    def bases(self) -> dict[int, int]:
+        """Per allocation, by its number, where it begins if all of them lay one behind the other."""
+        starts = itertools.accumulate((a.size_bytes for a in self.allocations), initial=0)
+        return dict(zip((a.number for a in self.allocations), starts, strict=False))
 
     @property
-    def peak_temp_bytes(self) -> int:
-        """Temporary bytes alive at `peak_position`; what is left to `temp_bytes` lies unused between them."""
-        return max(self.live_temp_curve, default=0)
+    def used_temp_bytes(self) -> int:
+        """Bytes of the temporary allocations that some value uses at some time: the union of all their places."""
+        return self._swept([v._replace(start=0, end=0) for a in self.temps for v in a.values]).peak_bytes
 
-    def live_temps(self, position: int) -> tuple[Value, ...]:
-        """The temporary values in device memory alive at `position`, largest first; some may share bytes."""
-        alive = [v for a in self.temps for v in a.values if v.start <= position <= v.end]
-        return tuple(sorted(alive, key=lambda v: -v.size_bytes))
+    @functools.cached_property
+    def temp_sweep(self) -> Sweep:
+        """Bytes of the temporary allocations in which a value is alive, over the schedule."""
+        return self._swept([v for a in self.temps for v in a.values if v.start >= 0])
+
+    def _swept(self, values: list[Value]) -> Sweep:
+        spans = [Span(self.bases[v.allocation] + v.offset_bytes, v.size_bytes, v.start, v.end, 0) for v in values]
+        return sweep(spans, 1)
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Bytes of device memory per kind of allocation; thread-local ones, which live on a stack, left out."""

@@ -27,7 +27,7 @@ def read_text(buffer_assignment_text: str, live_range_text: str, *, platform: st
     >>> buffers = "BufferAssignment:\\nallocation 0: size 4, preallocated-temp:\\n"
     >>> buffers += " value: <7 add.1 @0> (size=4,offset=0): f32[]\\n"
     >>> ranges = "  InstructionSequence:\\n    0:add.1\\n  BufferLiveRange:\\n    add.1{}:0-1\\n"
-    >>> read_text(buffers, ranges).live_temp_bytes(0)
+    >>> read_text(buffers, ranges).temp_sweep.peak_bytes
     4
     """
     schedule, ranges = _read_ranges(live_range_text)

@@ -7,11 +7,10 @@ import numpy as np
 
 from jaxmem.analysis._kind_paths import undeclared_kind
 from jaxmem.analysis._records import KINDS, Buffer, DonationMiss, Finding, LayerBytes, Loop, Moment, Timeline
-from jaxmem.analysis.assignment import Assignment
+from jaxmem.analysis.assignment import Assignment, Span, Sweep, sweep
 from jaxmem.analysis.attribution._buffers import Buffers, rooted
 from jaxmem.analysis.attribution._kinds import program_arguments
 from jaxmem.analysis.attribution._scopes import NO_SCOPE, parse_scope
-from jaxmem.analysis.attribution._timeline import Span, Sweep, sweep
 from jaxmem.analysis.findings import findings
 from jaxmem.analysis.hlo._loops import trip_count
 from jaxmem.analysis.hlo._module import Module
@@ -81,7 +80,7 @@ def attribute(
     for buffer in resident:
         constant[buffer.kind] = constant.get(buffer.kind, 0) + buffer.size_bytes
     by_kind = _totals(constant, swept, swept.peak)
-    hole = assignment.temp_bytes - int(swept.bytes_by_kind[swept.peak].sum())
+    hole = assignment.temp_bytes - swept.peak_bytes
     if hole > 0:
         by_kind["fragmentation"] = hole
     chosen = tuple(sorted(rooted(chosen), key=lambda b: (-b.size_bytes, b.name)))
@@ -103,12 +102,7 @@ def attribute(
 
 
 def _sweep(buffers: list[Buffer], assignment: Assignment) -> Sweep:
-    """Temporary allocations lie one behind the other."""
-    bases, base = {}, 0
-    for allocation in assignment.allocations:
-        bases[allocation.number] = base
-        base += allocation.size_bytes
-    rank = {kind: number for number, kind in enumerate(_PRIORITY)}
+    rank, bases = {kind: number for number, kind in enumerate(_PRIORITY)}, assignment.bases
     spans = [Span(bases[b.allocation] + b.offset_bytes, b.size_bytes, b.start, b.end, rank[b.kind]) for b in buffers]
     return sweep(spans, len(_PRIORITY))
 

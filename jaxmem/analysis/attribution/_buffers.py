@@ -44,12 +44,21 @@ class Buffers:
         self.origins: dict[str, Origin] = {}
 
     def temporary(self, value: Value) -> Buffer:
-        if value.layout.startswith("("):
-            return self._pointers(value)
+        place = {
+            "name": _value_name(value),
+            "layout": value.layout,
+            "size_bytes": value.size_bytes,
+            "allocation": value.allocation,
+            "offset_bytes": value.offset_bytes,
+            "start": value.start,
+            "end": value.end,
+        }
+        if value.layout.startswith("("):  # the table of addresses that a tuple is
+            return Buffer(**place, kind="workspace", op="tuple", shape="tuple")
         own = self.module.instruction(value.name)
         if own is not None:
             found = origin(self.module, value.name, value.index)
-        else:  # made inside an asynchronous computation, which the text shows as its start only
+        else:  # made inside an asynchronous computation, of which the text shows only the start
             start = self.schedule[value.start] if 0 <= value.start < len(self.schedule) else ""
             own = self.module.instruction(start)
             found = origin(self.module, start, (1, *value.index))
@@ -69,7 +78,7 @@ class Buffers:
             if kind == "accumulators":
                 path = self.kinds.parameter_path(parse_shape(value.layout), said.layer)
         return Buffer(
-            name=_value_name(value),
+            **place,
             kind=kind,
             layer=said.layer,
             phase=said.phase,
@@ -83,17 +92,11 @@ class Buffers:
             source_file=frame.file if frame else "",
             function=frame.function if frame else "",
             shape=value.layout.split("{")[0],
-            layout=value.layout,
-            size_bytes=value.size_bytes,
             padding_bytes=_padding(value.layout),
-            allocation=value.allocation,
-            offset_bytes=value.offset_bytes,
-            start=value.start,
-            end=value.end,
         )
 
     def _layer(self, found: Origin, kind: str, frame: Frame | None) -> str:
-        """Of what no named scope tells: an accumulator's is its gradient's; else the user's classes, or the scan."""
+        """The layer where no scope names it: of an accumulator its gradient's, else the user's classes, or the scan."""
         instruction = found.instruction
         if kind == "accumulators":
             for number in range(len(instruction.operands)):
@@ -109,21 +112,6 @@ class Buffers:
         if not layer and "/while/body/" in instruction.op_name:
             layer = f"scan({frame.function.rpartition('.')[2]})" if frame and frame.function else "scan"
         return layer
-
-    def _pointers(self, value: Value) -> Buffer:
-        """The table of addresses that a tuple is."""
-        return Buffer(
-            name=_value_name(value),
-            kind="workspace",
-            op="tuple",
-            shape="tuple",
-            layout=value.layout,
-            size_bytes=value.size_bytes,
-            allocation=value.allocation,
-            offset_bytes=value.offset_bytes,
-            start=value.start,
-            end=value.end,
-        )
 
     def resident(self, allocation: Allocation, length: int) -> Buffer:
         """An argument or an output: alive from the first position to the last."""

@@ -8,7 +8,7 @@ import functools
 import re
 from typing import NamedTuple
 
-from jaxmem._scopes import ACCUMULATE_SCOPE, OPTIMIZER_SCOPE
+from jaxmem._scopes import ACCUMULATE_SCOPE, OPTIMIZER_SCOPE, REMAT_SCOPE
 from jaxmem.analysis._records import Phase
 
 # Scopes that transformations and control flow open; none of them is a module.
@@ -54,7 +54,7 @@ def parse_scope(op_name: str) -> Scope:
             phase = "backward" if phase != "recompute" else phase
         elif "jvp" in transforms and not phase:
             phase = "forward"
-        if part == "rematted_computation":
+        if part == REMAT_SCOPE:
             phase = "recompute"
         elif part == OPTIMIZER_SCOPE:
             phase = "update"

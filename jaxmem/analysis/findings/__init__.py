@@ -1,5 +1,3 @@
 """What costs bytes without need, each kind with its cure."""
 
 from jaxmem.analysis.findings._find import findings as findings
-
-__all__ = ["findings"]

@@ -4,11 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jaxmem.analysis._records import Buffer, DonationMiss, Finding
 from jaxmem.analysis.attribution._origin import Origin
-from jaxmem.analysis.findings._accumulators import accumulators
-from jaxmem.analysis.findings._donation import donation
+from jaxmem.analysis.findings._buffers import accumulators, donation, padding, random_bits
 from jaxmem.analysis.findings._invariants import invariants
-from jaxmem.analysis.findings._padding import padding
-from jaxmem.analysis.findings._random_bits import random_bits
 from jaxmem.analysis.findings._residuals import kept_for_backward, kept_twice
 from jaxmem.analysis.findings._wide import computed_wide, wide
 from jaxmem.analysis.hlo._module import Module

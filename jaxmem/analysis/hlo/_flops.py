@@ -10,14 +10,11 @@ import re
 from typing import NamedTuple
 
 from jaxmem._product_flops import WindowDimension, convolution_flops, dot_flops
+from jaxmem._scopes import BACKWARD_SCOPE, REMAT_SCOPE
 from jaxmem.analysis.hlo._module import Computation, Instruction, Module, computation_names
 from jaxmem.analysis.hlo._parse import parse_hlo
 from jaxmem.analysis.hlo._walk import CALLS, Walk, plus
 
-# JAX puts this scope on what a checkpoint computes a second time.
-REMAT_SCOPE = "rematted_computation"
-# And this one on everything that the backward pass computes.
-BACKWARD_SCOPE = "transpose("
 # The last part of the op_name of whatever a dot was compiled into.
 _DOT_NAME = "/dot_general"
 

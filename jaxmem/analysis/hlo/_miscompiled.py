@@ -21,8 +21,8 @@ _COPY = re.compile(rf'"dynamic_slice_config":\{{"loop_index":"(\d+)",{_NUMBERS}(
 def miscompiled(module: Module, platform: str) -> list[tuple[Miscompilation, tuple[str, ...]]]:
     """The known faults that a program shows, each with the places where it does.
 
-    What is looked for is a contradiction within the program, so that a compiler's version does not matter: a program
-    without the fault is never named, whoever compiled it.
+    Each look finds a contradiction within the program. The compiler's version does not matter, and a right program is
+    never named.
     """
     here = [fault for fault in MISCOMPILATIONS if fault.platform == platform]
     found = [(fault, tuple(_LOOKS[fault.name](module))) for fault in here]
@@ -42,7 +42,7 @@ def refusal(found: list[tuple[Miscompilation, tuple[str, ...]]], name: str) -> M
 def check_compiled(compiled, platform: str, name: str) -> None:
     """MiscompiledError where a compiled program shows a fault that the installed compiler is known to have.
 
-    Reading a large program takes seconds, so that none is read for other compilers.
+    The programs of other compilers are not read, since a large one takes seconds.
     """
     if any(fault.platform == platform and fault.here for fault in MISCOMPILATIONS):
         found = miscompiled(parse_hlo(read_back(lambda: compiled.as_text())[0] or ""), platform)
@@ -95,10 +95,11 @@ def _start_bytes(
 
 
 def sums_left_out(module: Module) -> Iterator[str]:
-    """Sums in a loop to which devices add by a scatter, and which each trip takes from one device only.
+    """Sums in a loop that a scatter of each device adds to, and of which each trip takes one device's part only.
 
-    A partitioned scatter starts from the sum on one device and from zeros on the others, and is to be reduced over
-    them at once. Where that is left to after the loop, each trip forgets what the others had added.
+    A partitioned scatter starts from the sum on one device and from zeros on the others, so that its results have to
+    be reduced within the trip. Where the compiler puts that off until after the loop, a trip loses what the other
+    devices added.
     """
     for computation in module.computations.values():
         for loop in computation.instructions.values():

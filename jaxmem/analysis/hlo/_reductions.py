@@ -29,8 +29,8 @@ class Reductions(NamedTuple):
 def gradient_reductions(module: Module, shapes: Sequence[tuple[int, ...]], devices: int) -> Reductions:
     """Reductions of arrays with as many elements as a gradient, or as a layer's part of one, loops multiplied out.
 
-    A program does not say what an all-reduce is for, so that arrays are told by their sizes; compilers change shapes,
-    and GPUs' also join arrays to one. Scalars are left out.
+    A program does not say what an all-reduce is for: gradients are told by their number of elements. Compilers change
+    shapes, and those of GPUs join several arrays to one. Scalars are left out.
 
     Args:
       shapes: of the gradients, on one device.

@@ -90,7 +90,7 @@ def _activations(said: OomExplanation) -> Iterable[OomAdvice]:
 
 
 def _rows(activations: Sequence[OomBuffer]) -> int | None:
-    """Rows of the batch on a device: the first size of most bytes, behind the one that a loop stacks."""
+    """Rows of the batch on a device: the leading size that most bytes have, after an axis that a loop stacks along."""
     sizes: collections.Counter[int] = collections.Counter()
     for buffer in activations:
         if match := _SHAPE.match(buffer.shape):

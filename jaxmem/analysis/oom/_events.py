@@ -17,8 +17,8 @@ _PIECE = 2**24
 _LEFT, _RIGHT = 512, 2048  # bytes of a line looked at round a form's words
 _RETRIED, _RAISED = 2, 3  # what an allocator warns of may be tried again; 1 is a process that only was killed
 
-# After "exit", "exited", "returned": a code or status of 137. Nothing is given back (`?+`), since whole logs of "exited
-# with code 1" have to pass quickly.
+# After "exit", "exited", "returned": a code or status of 137. Possessive repeats (`?+`) never backtrack, so that
+# whole logs of "exited with code 1" pass quickly.
 _STATUS = (
     r"(?:ed|s)?+(?: with)?+(?: exit| an exit| a)?+(?:[ _\-]?[Cc]ode|[ _\-]?[Ss]tatus)?+[\"']?+"
     r" {0,8}+[:=]?+ {0,8}+\(?+(?<=[ =:(])137\b"
@@ -244,9 +244,9 @@ def _event(form: Form, data: bytes, at: int, number: int, base: int) -> Event | 
 def fatal(events: Sequence[Event], file: BinaryIO) -> Episode:
     """The out-of-memory that ended the program.
 
-    Of what surely ended one, the last of the process that reported first: what came before it was caught, unless its
-    traceback leads to it. It begins with the first report of the same request, or of a larger one: a pool that the
-    driver refuses is asked for again with less.
+    Of the reports that surely end a program it is the last one of the process that reported first. Those before were
+    caught, unless a traceback leads from them to the last. It begins with the first report of the same request, or of
+    a larger one: a pool that the driver refuses is asked for again with less.
     """
     heaviest = max(event.weight for event in events)
     who = next(event.line.who for event in events if event.weight == heaviest)

@@ -3,9 +3,11 @@
 import dataclasses
 import io
 import os
+import re
 from collections.abc import Sequence
 from typing import BinaryIO
 
+from jaxmem._source import is_library
 from jaxmem._units import format_bytes
 from jaxmem.analysis.oom._advice import advise
 from jaxmem.analysis.oom._buffers import buffers_in, program_in
@@ -13,11 +15,17 @@ from jaxmem.analysis.oom._events import Episode, Event, events_in, fatal, is_no_
 from jaxmem.analysis.oom._lines import Line, lines_in, plain_file
 from jaxmem.analysis.oom._numbers import facts_in, statistics_in
 from jaxmem.analysis.oom._records import OomExplanation, OomFact
-from jaxmem.analysis.oom._traceback import innermost_user_frame
 from jaxmem.errors import InputError
 
 _BEFORE, _AFTER = 2**16, 2**20  # bytes read round a report: a traceback before, a dump after
 _SHORTLY = 50  # lines between the allocator's statistics and the error that they belong to
+# A frame of a traceback: Python's own, and IPython's 'File ~/net.py:90, in f(x)' and 'Cell In[3], line 12, in f(x)'.
+_FRAME = re.compile(
+    r'File "([^"]{1,1000})", line (\d{1,9})(?:, in (\S{1,200}))?'
+    r"|(?:File |^)([~/\w.<][^\s:,]{0,500}\.py):(\d{1,9}),? in (\w{1,200})"
+    r"|(Cell In ?\[\d{1,6}\]), line (\d{1,9})(?:, in (\w{1,200}))?"
+)
+_START = "Traceback (most recent call last)"
 
 
 class NoOomFound(InputError):
@@ -96,7 +104,7 @@ def _read(episode: Episode, harmless: int, file: BinaryIO) -> OomExplanation:
         program=program_in(lines),
         headline=first.line.text.strip()[:500],
         line=first.line.number,
-        where=innermost_user_frame([line.text for line in before], [line.text for line in lines]),
+        where=_user_frame([line.text for line in before], [line.text for line in lines]),
         facts=facts,
         buffers=buffers_in(lines),
         repeats=episode.repeats,
@@ -154,3 +162,27 @@ def _notes(said: OomExplanation, harmless: int) -> tuple[str, ...]:
     if harmless:
         notes.append(f"Left out: {harmless} warning(s) that say themselves that they are no failure.")
     return tuple(notes)
+
+
+def _user_frame(before: Sequence[str], after: Sequence[str]) -> str:
+    """The user's own line, `train.py:12 in step`, of the traceback that ends in the error; empty where there is none.
+
+    The traceback before the error counts first: Python writes it above the message. One that follows
+    (the message came from a log line of the runtime) is the fallback.
+
+    >>> _user_frame(["Traceback (most recent call last):", '  File "/home/me/train.py", line 12, in step'], [])
+    'train.py:12 in step'
+    """
+    start = max((i for i, line in enumerate(before) if _START in line), default=0)
+    follows = next((i for i, line in enumerate(after) if _START in line), len(after))
+    return _last_frame(before[start:]) or _last_frame(after[follows : follows + 1000])
+
+
+def _last_frame(lines: Sequence[str]) -> str:
+    for line in reversed(lines):
+        if found := _FRAME.search(line):
+            path, number, function = next(found.group(i, i + 1, i + 2) for i in (1, 4, 7) if found[i])
+            if not is_library(path):
+                name = path.replace("\\", "/").rpartition("/")[2]
+                return f"{name}:{number}" + (f" in {function}" if function else "")
+    return ""

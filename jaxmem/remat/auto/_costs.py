@@ -19,12 +19,12 @@ _VIEW_SHARE = 0.02
 _KEEP_PASSES = 2.0  # a kept value is written, and read back
 _LAUNCH_SECONDS = 1e-6  # of what is a kernel by itself
 _STACK_SECONDS = 2e-7  # of a kept value, however small: mostly fused, it goes into a scan's stack and out of it
-_FUSED_SECONDS = 1e-9  # breaks ties: what has fewer equations
+_FUSED_SECONDS = 1e-9  # breaks ties in favour of fewer equations
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of running something once: FLOPs of products and kernels, and seconds, modelled."""
+    """What running something once costs: FLOPs of products and kernels, and seconds, modelled."""
 
     flops: float = 0.0
     seconds: float = 0.0
@@ -39,16 +39,17 @@ class Cost:
 
 
 def keep_seconds(aval, rates: Rates, *, split_bytes: int = 0) -> float:
-    """Of keeping a value on the device; `split_bytes` are read once more where it is kept: see `statistics`."""
+    """Seconds of keeping a value on the device; keeping a statistic reads `split_bytes` once more: see `statistics`."""
     passes = _KEEP_PASSES * num_bytes(aval) + rates.statistic_passes * split_bytes
     return passes / rates.hbm_bytes_per_second + _STACK_SECONDS
 
 
 def statistics(jaxpr) -> dict:
-    """Values that a reduction makes of at least eight times their bytes, or small arithmetic of such: → those bytes.
+    """Row statistics, each with the bytes that it was reduced from, which are at least eight times its own.
 
-    A norm's or softmax's row statistics are made in the pass that uses them. Kept, they split it: the compiled step of
-    a GPT's layers on an H100 has a pass over the scores more, and takes 7 % longer, where the softmax's maxima stay.
+    Small arithmetic on a statistic is one too. A norm or a softmax computes them in the pass that uses them. Keeping
+    them splits that pass: the compiled step of a GPT's layers on an H100 reads the scores once more, and takes 7 %
+    longer, where the maxima of the softmax are kept.
     """
     found = {}
     for eqn in jaxpr.eqns:
@@ -66,18 +67,18 @@ def statistics(jaxpr) -> dict:
 
 
 def offload_seconds(aval, rates: Rates) -> float:
-    """Of keeping a value in host memory: there and back, half of it behind arithmetic."""
+    """Seconds of keeping a value in host memory: the way there and back, half of it hidden behind arithmetic."""
     return num_bytes(aval) / rates.host_bytes_per_second
 
 
 def equation_cost(eqn, rates: Rates) -> Cost:
-    """Of running an equation again, on one device."""
+    """The cost of running an equation again, on one device."""
     rule, calls = rule_of(eqn), calls_of(eqn)
     moved = sum(num_bytes(v.aval) for v in (*eqn.invars, *eqn.outvars) if hasattr(v.aval, "shape"))
     memory = moved / rates.hbm_bytes_per_second
     if rule is not None and rule.flops is not None:
         flops = rule.flops(eqn)
-        # What a kernel's arithmetic is, is an estimate, and it runs at half the rate of a library's product.
+        # A kernel is taken to run at half the rate of a library's product.
         ideal = (2 * flops if rule.kind == "kernel" else flops) / rates.matmul(eqn.invars[0].aval.dtype)
         return Cost(flops, max(ideal, memory) + _LAUNCH_SECONDS)
     if calls is not None:
@@ -94,10 +95,10 @@ def _seconds(cost: Cost) -> float:
 
 
 def constant_cost() -> Cost:
-    """Of running again what depends on no input, like a causal mask: it is fused into what reads it."""
+    """The cost of running again what depends on no input, like a causal mask: it is fused into what reads it."""
     return Cost(0.0, _FUSED_SECONDS)
 
 
 def jaxpr_cost(jaxpr, rates: Rates) -> Cost:
-    """Of running a whole program."""
+    """The cost of running a whole program."""
     return functools.reduce(Cost.__add__, (equation_cost(eqn, rates) for eqn in jaxpr.eqns), Cost())

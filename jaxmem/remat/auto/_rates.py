@@ -9,15 +9,15 @@ _REFERENCE = "gpu-h100"  # where no accelerator is named; only ratios of rates d
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What an estimate of seconds goes by; replace it to price for something else.
+    """Rates of the chip by which seconds are estimated; replace them to price for another chip.
 
     Args:
       matmul_flops_per_second: by dtype; the smallest where a dtype is not among them.
       hbm_bytes_per_second: between memory and compute units.
       host_bytes_per_second: to host memory, one direction.
-      statistic_passes: how often what a norm's or softmax's row statistics are made of is read once more where these
-        are kept. XLA:GPU makes and uses them in one pass, which keeping them splits; on a TPU a GPT's layers compile to
-        a faster program with them kept, and a smaller one.
+      statistic_passes: extra reads of the input of a norm or softmax where its row statistics are kept. XLA:GPU
+        computes and uses them in one pass, which keeping them splits. On a TPU a GPT's layers compile to a faster and
+        smaller program with them kept.
 
     >>> Rates.of(None).hbm_bytes_per_second > 1e12
     True

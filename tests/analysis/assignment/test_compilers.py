@@ -31,11 +31,12 @@ def test_places_and_the_fallback_reproduce_the_temporaries(target, tmp_path, mon
     fallback = liveness(compiled.as_text(), platform=platform)
     assert fallback.source == "liveness"
     assert fallback.temp_bytes == pytest.approx(temps, rel=0.02)
-    assert fallback.peak_temp_bytes == pytest.approx(assignment.peak_temp_bytes, rel=0.02)
+    assert fallback.temp_sweep.peak_bytes == pytest.approx(assignment.temp_sweep.peak_bytes, rel=0.02)
     assert list(tmp_path.iterdir()) == []
     # A value inside an asynchronous computation, which the program's text does not show, begins where that starts.
     text = compiled.as_text()
-    for value in assignment.live_temps(assignment.peak_position):
+    at = assignment.temp_sweep.positions[assignment.temp_sweep.peak]
+    for value in (v for a in assignment.temps for v in a.values if v.start <= at <= v.end):
         names = (value.name, assignment.schedule[value.start])
         assert any(f"%{name} = " in text for name in names), value
     assert dumped is None or platform == "gpu"

@@ -34,7 +34,7 @@ def test_union_of_places_is_the_compilers_temporaries(golden):
     assert assignment.used_temp_bytes == pytest.approx(wanted, rel=0.01)
     assert assignment.temp_bytes == pytest.approx(wanted, rel=0.001)
     # At the peak nearly all of it is alive; the sum of the values' sizes is far more, as loops update in place.
-    assert assignment.used_temp_bytes >= assignment.peak_temp_bytes >= 0.95 * wanted
+    assert assignment.used_temp_bytes >= assignment.temp_sweep.peak_bytes >= 0.95 * wanted
 
 
 def test_no_line_is_lost(golden):
@@ -89,4 +89,4 @@ def test_cut_off_files_are_read_as_far_as_they_go(cut):
         part.schedule == whole.schedule[: len(part.schedule)]
         or part.schedule[:-1] == whole.schedule[: len(part.schedule) - 1]
     )
-    assert part.peak_temp_bytes <= whole.temp_bytes
+    assert part.temp_sweep.peak_bytes <= whole.temp_bytes

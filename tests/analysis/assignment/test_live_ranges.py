@@ -89,7 +89,7 @@ def test_the_same_bytes_through_a_loop_have_one_place():
     (donated,) = (a for a in assignment.allocations if a.parameter == 0)
     assert donated.live_out and [v.name for v in donated.values] == ["x", "y"]
     # h and tanh(h), while one is made from the other; counters lie where the pointers to the results will be.
-    assert assignment.peak_temp_bytes == 2 * 1024
+    assert assignment.temp_sweep.peak_bytes == 2 * 1024
 
 
 def test_text_that_is_not_scheduled_is_refused():
@@ -143,4 +143,4 @@ def test_ranges_are_those_of_the_compiler(name, tmp_path: Path):
     )
     assert got == wanted
     # The estimate's places are its own; its bytes come near.
-    assert own.peak_temp_bytes == pytest.approx(dumped.peak_temp_bytes, rel=0.1)
+    assert own.temp_sweep.peak_bytes == pytest.approx(dumped.temp_sweep.peak_bytes, rel=0.1)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxmem.analysis.attribution._timeline import Span, sweep
+from jaxmem.analysis.assignment import Span, sweep
 
 pytestmark = pytest.mark.once
 

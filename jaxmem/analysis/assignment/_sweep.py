@@ -32,6 +32,11 @@ class Sweep(NamedTuple):
         """Row with the most bytes."""
         return int(self.bytes_by_kind.sum(axis=1).argmax()) if len(self.positions) else 0
 
+    @property
+    def peak_bytes(self) -> int:
+        """Of all kinds."""
+        return int(self.bytes_by_kind[self.peak].sum())
+
 
 def sweep(spans: Sequence[Span], kinds: int) -> Sweep:
     """The union of the spans' addresses at each position of the schedule.

@@ -1,0 +1,95 @@
+"""Findings that the buffers at the peak show by themselves: donation, padding, random bits, gradient accumulators."""
+
+from collections.abc import Iterable, Sequence
+
+from jaxmem.analysis._records import Buffer, DonationMiss, Finding
+from jaxmem.analysis.findings._words import common, groups, names, within
+
+_RANDOM = ("threefry", "random_bits", "_bernoulli", "_uniform", "random_wrap", "rng_bit_generator")
+_COMPARE = "One micro-batch with rematerialisation may need less than several without: compare both."
+_SAYS = {
+    "within": (
+        "gradient accumulators live beside each micro-batch's gradients",
+        f"{_COMPARE} MemoryConfig(accumulator_dtype='bfloat16') halves them at the price of rounding.",
+    ),
+    # Accumulators of another dtype than the parameters' would need gradients beside them again.
+    "in place": ("gradient accumulators live from the first micro-batch to the optimizer's update", _COMPARE),
+    "kept": (
+        "gradient accumulators are kept in the optimizer's state from call to call",
+        "optax.MultiSteps and accumulate.multi_steps split no batch: what saves memory is calling them with smaller "
+        "ones. accumulate.value_and_grad splits a batch, and keeps no accumulators between steps. "
+        "multi_steps(accumulator_dtype='bfloat16') halves them at the price of rounding.",
+    ),
+}
+
+
+def donation(misses: Iterable[DonationMiss]) -> list[Finding]:
+    """Donated arguments that no output reuses."""
+    return [
+        Finding(
+            kind="donation_miss",
+            size_bytes=miss.size_bytes,
+            title=f"{miss.path} is donated, but no output reuses its buffer",
+            evidence=(f"{miss.dtype_in} in, {miss.dtype_out or 'no output of this shape'} out",),
+            cure="Return it with the dtype, shape and sharding that it came in with"
+            + (f": cast it back to {miss.dtype_in}." if miss.dtype_out and miss.dtype_out != miss.dtype_in else "."),
+        )
+        for miss in misses
+    ]
+
+
+def padding(buffers: Sequence[Buffer]) -> list[Finding]:
+    """Bytes that only fill the chip's tiles."""
+    found = []
+    for (shape, layer), group in groups(
+        [b for b in buffers if b.padding_bytes > 0.05 * b.size_bytes], lambda b: (b.shape, b.layer)
+    ).items():
+        found.append(
+            Finding(
+                kind="padding",
+                size_bytes=sum(b.padding_bytes for b in group),
+                title=f"{shape}{within(layer)} is padded to the chip's tiles: {_share(group):.0%} of it holds nothing",
+                evidence=names(group),
+                cure="Make the two minor dimensions multiples of the tile (128 lanes; 8 rows of 32 bits, 16 of 16 "
+                "bits), or move a large axis last.",
+            )
+        )
+    return found
+
+
+def _share(buffers: Sequence[Buffer]) -> float:
+    return sum(b.padding_bytes for b in buffers) / sum(b.size_bytes for b in buffers)
+
+
+def random_bits(activations: Sequence[Buffer]) -> list[Finding]:
+    """Random bits, for dropout or the like."""
+    group = [b for b in activations if b.shape.startswith(("u32[", "u64[")) and any(r in b.op_name for r in _RANDOM)]
+    if not group:
+        return []
+    return [
+        Finding(
+            kind="random_bits",
+            size_bytes=sum(b.size_bytes for b in group),
+            title=f"{len(group)} buffers of random bits, for dropout or the like"
+            + within(common([b.layer for b in group])),
+            evidence=names(group),
+            cure="Use the hardware's generator, jax.config.update('jax_default_prng_impl', 'rbg') (other numbers, as "
+            "random), or drop out a smaller array.",
+        )
+    ]
+
+
+def accumulators(buffers: Sequence[Buffer]) -> list[Finding]:
+    """Gradient accumulators: one finding for those of a step, one for those that an optimizer keeps between calls."""
+    groups: dict[str, list[Buffer]] = {"within": [], "kept": []}
+    for buffer in buffers:
+        if buffer.kind == "accumulators":
+            groups["kept" if buffer.op == "parameter" else "within"].append(buffer)
+    gradients = sum(b.size_bytes for b in buffers if b.kind == "gradients")
+    found = []
+    for name, group in groups.items():
+        size = sum(b.size_bytes for b in group)
+        title, cure = _SAYS["in place" if name == "within" and gradients < size / 2 else name]
+        if group:
+            found.append(Finding(kind="accumulators", size_bytes=size, title=title, evidence=names(group), cure=cure))
+    return found
