@@ -39,7 +39,7 @@ def total_weights(traced: TracedLoss, params, state, take, key_of, num_micro_bat
         fn, _ = traced.cut(lambda micro: (weights(micro), micro.state))
 
     def of_micro_batch(i, state):
-        return fn(params, take(i), None if key_of is None else key_of(i), state)
+        return fn(params, take(i), key_of(i), state)
 
     if needs_carry:
 

@@ -65,8 +65,10 @@ def check_local(traced: TracedLoss, state: Any, names: Any, shards: Shards) -> N
             do="Declare state_reduction 'mean', 'sum' or 'max' for it, or reduce gradients every micro-batch "
             "(gradient_reduction='each', no data_sharding).",
         )
-    for path, metric in jax.tree_util.tree_leaves_with_path(traced.out_shapes.metrics, is_leaf=is_metric):
-        if isinstance(metric, Last) and _depends(traced, lambda micro, path=path: _at(micro.metrics, path), differs):
+    metrics = jax.tree_util.tree_leaves_with_path(traced.out_shapes.metrics, is_leaf=is_metric)
+    for i, (path, metric) in enumerate(metrics):
+        select = lambda micro, i=i: jax.tree.leaves(micro.metrics, is_leaf=is_metric)[i]  # noqa: E731
+        if isinstance(metric, Last) and _depends(traced, select, differs):
             raise MetricError(
                 wanted="metrics that can be combined over shards that accumulate locally: WeightedMean, Sum or Max",
                 got=f"a Last of the rows at {path_string(path, root='metrics')}: none of the shards is the last",
@@ -112,11 +114,6 @@ def _passed_on(traced: TracedLoss, state: Any, path: Any) -> bool:
     return out is jaxpr.invars[first + position]
 
 
-def _at(metrics: Any, path: Any) -> Any:
-    found = dict(jax.tree_util.tree_leaves_with_path(metrics, is_leaf=is_metric))
-    return found[path]
-
-
 def _check_collectives(traced: TracedLoss, shards: Shards) -> None:
     todo, seen = [traced.jaxpr.jaxpr], set()
     while todo:
@@ -125,8 +122,7 @@ def _check_collectives(traced: TracedLoss, shards: Shards) -> None:
             continue
         seen.add(id(jaxpr))
         for eqn in jaxpr.eqns:
-            named = eqn.params.get("axes", ()), eqn.params.get("axis_name", ())
-            for names in named:
+            for names in (eqn.params.get("axes", ()), eqn.params.get("axis_name", ())):
                 names = names if isinstance(names, (tuple, list)) else (names,)
                 reduced = [name for name in names if isinstance(name, str) and name in shards.axes]
                 if reduced:

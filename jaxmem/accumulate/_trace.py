@@ -208,12 +208,10 @@ def _check_metrics(metrics):
             )
         values = jax.tree.leaves(leaf, is_leaf=lambda x: x is None)
         for value in values:
-            dtype = jnp.result_type(value) if is_array_like(value) else None
-            if dtype is None or not (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_):
-                kind = type(value).__name__ if dtype is None else str(dtype)
-                raise _unfit(leaf, where, wanted="real numbers", got=kind)
-            if jnp.issubdtype(dtype, jnp.complexfloating):
-                raise _unfit(leaf, where, wanted="real numbers", got=str(dtype))
+            kind = jnp.result_type(value) if is_array_like(value) else type(value).__name__
+            real = is_array_like(value) and (jnp.issubdtype(kind, jnp.number) or kind == jnp.bool_)
+            if not real or jnp.issubdtype(kind, jnp.complexfloating):
+                raise _unfit(leaf, where, wanted="real numbers", got=str(kind))
         shapes = [jnp.shape(value) for value in values]
         try:
             jnp.broadcast_shapes(*shapes)

@@ -131,7 +131,8 @@ def value_and_grad(
         if loss_scale is not None:
             # In a wide dtype: in float16 a scale of 2**16 is infinite, and the quotient 0.
             with jax.named_scope(OPTIMIZER_SCOPE):  # so that reports recognise gradients
-                grads = jax.tree.map(lambda g: _divide(g.astype(_reduce.sum_dtype(g.dtype)), loss_scale), grads)
+                wide = lambda g: g.astype(_reduce.sum_dtype(g.dtype))  # noqa: E731
+                grads = jax.tree.map(lambda g: (w := wide(g)) / jnp.asarray(loss_scale, w.dtype), grads)
         grads = jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), grads, params)
         return Gradients(
             value=value,
@@ -148,7 +149,8 @@ def value_and_grad(
         split = Split.of(batch, num_micro_batches, batch_axes=batch_axes, pad=pad)
         batch = split.pad(batch)
         take = functools.partial(split.take_padded, batch)
-        key_of = _micro_key(shard_key(rng, index), num_micro_batches)
+        key = shard_key(rng, index)
+        key_of = lambda i: key if key is None or num_micro_batches == 1 else jax.random.fold_in(key, i)  # noqa: E731
         traced = TracedLoss.of(loss_fn, params, take(0), key_of(0), state)
         check_weights(traced)
         if split.padded:
@@ -222,16 +224,6 @@ def _combine(terms, totals, parts: int):
             total = total / parts
         value = value + term.factor.astype(total.dtype) * total
     return value
-
-
-def _micro_key(rng, num_micro_batches: int):
-    if rng is None or num_micro_batches == 1:
-        return lambda index: rng
-    return lambda index: jax.random.fold_in(rng, index)
-
-
-def _divide(grad, scale):
-    return grad / jnp.asarray(scale, grad.dtype)
 
 
 def _check_paddable(traced: TracedLoss, split: Split) -> None:

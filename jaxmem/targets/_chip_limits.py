@@ -32,23 +32,18 @@ def check_runs(text: str, chip: Chip) -> tuple[str, ...]:
     Raises:
       UnsupportedByChip: the program holds an operation that the chip cannot run, although it compiles.
     """
-    capability = chip.compute_capability
-    if capability is None:
+    if chip.compute_capability is None:
         return ()
-    found = _ATTENTION.search(text)
-    if found and not chip.cudnn_attention:
-        raise UnsupportedByChip(
-            wanted=f"a program that a {chip.kind} (sm_{capability[0]}{capability[1]}) can run",
-            got=f"cuDNN flash attention ({found.group(1)}), which needs sm_80 or newer; the compiler lets it pass",
-            do='Use jax.nn.dot_product_attention(implementation="xla"), or a newer chip.',
-        )
-    found = _FLOAT8_PRODUCT.search(text)
-    if found and not chip.native_float8:
-        raise UnsupportedByChip(
-            wanted=f"a program that a {chip.kind} (sm_{capability[0]}{capability[1]}) can run",
-            got=f"matrix products in float8 ({found.group(1)}), which need sm_89 or newer",
-            do="Use bfloat16 or float16 for them, or a newer chip.",
-        )
+    refused, do = "", ""
+    if not chip.cudnn_attention and (found := _ATTENTION.search(text)):
+        refused = f"cuDNN flash attention ({found.group(1)}), which needs sm_80 or newer; the compiler lets it pass"
+        do = 'Use jax.nn.dot_product_attention(implementation="xla"), or a newer chip.'
+    elif not chip.native_float8 and (found := _FLOAT8_PRODUCT.search(text)):
+        refused = f"matrix products in float8 ({found.group(1)}), which need sm_89 or newer"
+        do = "Use bfloat16 or float16 for them, or a newer chip."
+    if refused:
+        name = "sm_{}{}".format(*chip.compute_capability)
+        raise UnsupportedByChip(wanted=f"a program that a {chip.kind} ({name}) can run", got=refused, do=do)
     notes = []
     if not chip.native_bfloat16 and _BFLOAT16.search(text):
         notes.append(

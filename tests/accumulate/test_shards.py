@@ -319,6 +319,18 @@ def test_a_rule_and_metrics_of_each_row_are_not():
     assert {name: leaf.item() for name, leaf in out.metrics.items()} == {"n": 16, "largest": 16.0}
 
 
+@pytest.mark.parametrize("separable, traces", [(False, 3), (True, 1)])
+def test_a_loss_known_to_be_separable_is_not_checked_again(separable, traces):
+    found = []
+
+    def loss(w, x):
+        found.append(x.shape)
+        return (w * x).mean()
+
+    jax.eval_shape(value_and_grad(loss, 2, data_sharding=by_rows(), separable=separable), jnp.float32(1.0), X)
+    assert len(found) == traces
+
+
 def test_within_a_shard_map_there_is_nothing_to_shard():
     run = value_and_grad(mean_loss, 2, data_sharding="data")
     mapped = jax.shard_map(lambda w, x: run(w, x).grads, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
