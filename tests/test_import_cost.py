@@ -7,7 +7,7 @@ import sys
 
 HEAVY = ("flax", "optax", "orbax", "chex", "rich", "typer", "plotly", "jinja2", "scipy.optimize", "jaxmem.cli")
 LIMIT_SECONDS = 0.060
-RUNS = 5
+RUNS = 3
 
 # CPU seconds of one process: what other processes take of the machine meanwhile does not count.
 PROGRAM = f"""

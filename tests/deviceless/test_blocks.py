@@ -16,7 +16,7 @@ from tests.deviceless.compiling import compile_on
 from tests.unmarked import EXAMPLES, unmarked
 
 
-def vit(layers=3):
+def vit(layers=2):
     """Shapes only, and of more values than the digits have."""
     shapes = {
         "image": jax.ShapeDtypeStruct((256, 32, 32, 3), "float32"),
@@ -54,20 +54,16 @@ def temp_bytes(target, name, remat, marked):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-# The TPU's compiler takes ten times as long as the GPU's, and longer for unrolled models.
-CASES = [("gpu-h100", name) for name in WORKLOADS] + [("tpu-v5e:1x1", "gpt")]
-
-
-@pytest.mark.parametrize("target, name", CASES)
-def test_temporaries_agree_with_and_without_the_handle(target, name):
-    by_hand, found = (temp_bytes(target, name, "full", marked) for marked in (True, False))
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_temporaries_agree_with_and_without_the_handle(name):
+    by_hand, found = (temp_bytes("gpu-h100", name, "full", marked) for marked in (True, False))
     assert abs(found - by_hand) <= 0.03 * by_hand
 
 
-@pytest.mark.parametrize("target, name", CASES)
+# The TPU's compiler takes ten times as long as the GPU's, and longer for unrolled models.
+@pytest.mark.parametrize("target, name", [*(("gpu-h100", name) for name in WORKLOADS), ("tpu-v5e:1x1", "gpt")])
 def test_policies_are_in_order(target, name):
-    everything = target == "gpu-h100" and name in ("gpt", "vit")
-    remats = ("dots", "dots_no_batch", "full") if everything else ("full",)
+    remats = ("dots", "dots_no_batch", "full") if (target, name) == ("gpu-h100", "gpt") else ("full",)
     temps = [temp_bytes(target, name, remat, False) for remat in remats]
     assert temp_bytes(target, name, "none", False) > temps[0]
     assert temps == sorted(temps, reverse=True)

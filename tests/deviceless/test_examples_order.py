@@ -1,17 +1,14 @@
 """A sample of `benchmarks/policy_order.py`, which takes an hour: training steps need what the policies promise.
 
-`test_blocks.py` has the rest of the sample, on gradients alone: GPT and ViT, and a TPU.
+`test_blocks.py` has the rest of the sample, on gradients alone: all four examples, and a TPU.
 """
-
-import pytest
 
 from benchmarks.policy_order import REMATS, TOLERANCE, temp_bytes, violations
 
 
-@pytest.mark.parametrize("example", ["llama", "resnet"])
-def test_a_step_under_a_policy_that_keeps_more_needs_more(example):
+def test_a_step_under_a_policy_that_keeps_more_needs_more():
     """Blocks are found; without them `full` would need what `none` does."""
-    temps = {remat: temp_bytes("gpu-h100", example, remat, handle=False) for remat in ("full", "dots", "none")}
+    temps = {remat: temp_bytes("gpu-h100", "llama", remat, handle=False) for remat in ("full", "none")}
     assert violations(temps) == []
     assert temps["full"] < temps["none"] * 2 / 3
 

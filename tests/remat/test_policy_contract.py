@@ -1,5 +1,5 @@
 """Every policy on a scanned function, and some on function, linen, nnx × scanned, unrolled: the gradients of the plain
-model, and the dots recomputed that the policy asks for. (`tests/examples/test_names.py` has every preset on modules.)
+model, and the dots recomputed that the policy asks for. (`tests/examples/test_names.py` has every preset on a module.)
 
 A layer has the products qkv (2 D → 3 D units of work), scores and context (batched), out and mlp; each policy keeps
 some of them. The sizes differ, so that FLOPs tell which product was computed again.
