@@ -38,7 +38,7 @@ class Lever:
       state: `(spec, state) -> state`, with the fields that the lever needs.
       shardings: `(spec, shardings) -> shardings`, where the state's leaves lie on the mesh of the step.
       around: `(spec, update) -> update`, with what the lever puts round the update.
-      told: `(spec, target) -> Told`.
+      told: `(spec, target) -> Told`, called while tracing means the target.
     """
 
     idle: Callable[[StepSpec], Iterable[str]] = lambda spec: ()

@@ -73,7 +73,7 @@ def _told(spec: StepSpec, target: Target) -> Told:
     if policy.offload and target.platform == "cpu":
         notes.append(_NOT_EVIDENCED)
     if policy == _FULL:
-        with on_target(target), spec.entered():
+        with spec.entered():
             notes += _left(examine(spec))
     if spec.decision is not None and budget is not None:
         notes.append(str(solution(spec)).splitlines()[-1])

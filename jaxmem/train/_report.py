@@ -15,7 +15,7 @@ from jaxmem.analysis import (
     peak_and_seconds,
 )
 from jaxmem.errors import InputError, RematWarning
-from jaxmem.targets import Target, resolve_target
+from jaxmem.targets import Target, on_target, resolve_target
 from jaxmem.train._peaks import Peak
 from jaxmem.train._program import trace_for
 from jaxmem.train._spec import StepSpec
@@ -31,7 +31,8 @@ def program(spec: StepSpec, name: str, target: Target) -> Program:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RematWarning)  # they are notes of the report
         traced = trace_for(spec, target)
-        said = [lever.told(spec, traced.target) for lever in LEVERS]
+        with on_target(traced.target):  # levers trace the loss, which may need its mesh
+            said = [lever.told(spec, traced.target) for lever in LEVERS]
     notes = [note for one in said for note in one.notes]
     notes += idle_settings(spec)
     notes += [] if traced.added is None else [str(traced.added)]
