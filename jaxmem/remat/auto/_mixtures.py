@@ -10,9 +10,9 @@ import numpy as np
 from jaxmem.remat.auto._candidates import Candidates, Choice
 from jaxmem.remat.auto._solve import Group, Limits, Rows, minimise, solve
 
+# Of 192 budgets on 12 problems with like blocks 6 points make 3 dearer, by up to 15 %; 24 make none cheaper.
 _LEVELS = 12  # points of a block's own frontier, of either kind
-_SECONDS = 2.0  # for each program
-_ROOMS = (1.0, 1.02)  # of the budget, while members are divided
+_ROOMS = (1.0, 1.02)  # of the budget, while members are divided; the second makes 2 of the 192 cheaper, by up to 15 %
 # A search asks for many budgets, which share the frontiers of their blocks.
 _FRONTIERS: weakref.WeakKeyDictionary[Candidates, dict] = weakref.WeakKeyDictionary()
 
@@ -64,7 +64,7 @@ def _choose(groups, division, limits: Limits, objective: str) -> Mixture | None:
     """The best choices for parts of groups."""
     parts = [(at, count) for at, counts in enumerate(division) for count in counts]
     split = [dataclasses.replace(groups[at], members=count) for at, count in parts]
-    solved = solve(split, dataclasses.replace(limits, seconds=min(limits.seconds, _SECONDS)), objective)
+    solved = solve(split, limits, objective)
     if solved is None:
         return None
     members: list[dict[Choice, int]] = [{} for _ in groups]
@@ -103,7 +103,7 @@ def _divide(groups, options: list[list[Choice]], limits: Limits, objective: str)
         values += (-size / unit).tolist()
         lower.append(-room / unit)
         most = np.where(allowed, [groups[g].members for g, _ in pairs], 0)
-        one = {"low": np.zeros(len(pairs)), "high": most, "integral": np.ones(len(pairs)), "seconds": _SECONDS}
+        one = {"low": np.zeros(len(pairs)), "high": most, "integral": np.ones(len(pairs))}
         found = minimise(price, Rows(rows, columns, values, lower), **one)
         if found is not None and (best is None or found.cost < best.price):
             counts = list(zip(pairs, np.round(found.x).astype(int).tolist(), strict=True))
@@ -129,7 +129,7 @@ def _frontier(c: Candidates, limits: Limits, objective: str) -> list[Choice]:
     found |= dict.fromkeys(corners(c, limits, objective, _LEVELS))
     one = Group(candidates=c)
     for size in np.linspace(low, high, _LEVELS)[1:-1]:
-        point = solve([one], dataclasses.replace(limits, budget_bytes=size, working=False, seconds=1.0), objective)
+        point = solve([one], dataclasses.replace(limits, budget_bytes=size, working=False), objective)
         if point is not None:
             found[point.choices[0]] = None
     return list(found)
@@ -151,7 +151,7 @@ def corners(candidates: Candidates, limits: Limits, objective: str, most: int) -
     room = float(candidates.value_bytes.sum())
 
     def cheapest(byte_price: float) -> Choice | None:
-        at = dataclasses.replace(limits, budget_bytes=room, working=False, byte_price=byte_price, seconds=1.0)
+        at = dataclasses.replace(limits, budget_bytes=room, working=False, byte_price=byte_price)
         found = solve(one, at, objective)
         return None if found is None else found.choices[0]
 

@@ -20,7 +20,6 @@ def assign(
     objective: str = "seconds",
     working: bool = True,
     offload: bool = False,
-    seconds: float = 10.0,
     without: Sequence[Assignment] = (),
     unlike: Sequence[Assignment] = (),
 ) -> Assignment | None:
@@ -31,7 +30,6 @@ def assign(
       budget_bytes: for what is kept, outside of blocks too, and, with `working`, the largest working set.
       objective: "seconds" or "flops".
       offload: whether values may wait in host memory.
-      seconds: for the solver.
       without: excluded; counts where all members of a group have the same choice.
       unlike: excluded likewise, with all that recompute the same heavy equations.
     """
@@ -41,7 +39,6 @@ def assign(
         working=working,
         outside_bytes=outside,
         offload=offload,
-        seconds=seconds,
         without=tuple(filter(None, (_by_group(problem, each) for each in without))),
         unlike=tuple(filter(None, (_by_group(problem, each) for each in unlike))),
     )
@@ -58,7 +55,7 @@ def assign(
             if mixed.price < price and not _is_excluded(problem, mixed.members, limits, objective):
                 members, price = mixed.members, mixed.price
     if without or unlike:  # not all excluded choices were tried, so the bound is of all choices
-        free = assign(problem, budget_bytes, objective=objective, working=working, offload=offload, seconds=seconds)
+        free = assign(problem, budget_bytes, objective=objective, working=working, offload=offload)
         bound = 0.0 if free is None else free.bound
     return assignment_of(problem, members, price, bound)
 
