@@ -19,16 +19,6 @@ _cache = tempfile.TemporaryDirectory(prefix="jaxmem-tests-")
 os.environ["JAXMEM_CACHE_DIR"] = _cache.name  # what another run remembers is no test of this one
 
 import hypothesis  # noqa: E402
-import jax  # noqa: E402
-
-if jax.__version__.startswith("0.10."):
-    # The older of its two emitters of kernels, in half the time; some fusions differ by a few bytes. Newer versions
-    # have none but the newer one, with which the newest JAX runs the same tests. Flags are read once, here, and then
-    # taken back: the TPU's compiler reads them for itself, and ends the process at one that it does not know.
-    _flags = os.environ["XLA_FLAGS"]
-    os.environ["XLA_FLAGS"] = f"{_flags} --xla_cpu_use_fusion_emitters=false"
-    jax.devices()
-    os.environ["XLA_FLAGS"] = _flags
 
 # One example may compile a program, so no deadline; the same examples every time, so that a red run is red again.
 hypothesis.settings.register_profile("jaxmem", deadline=None, derandomize=True, print_blob=True)
