@@ -24,7 +24,7 @@ from jaxmem._stdout import stdout_to_stderr
 from jaxmem.remat.auto._candidates import Candidates, Choice, Weights
 
 _SECONDS = 10.0  # for one program: one that takes longer gets what was found by then
-_GAP = 1e-3  # of the price, at which HiGHS stops; half of it changes no price
+_GAP = 1e-3  # of the price, at which HiGHS stops
 # Of the budget: choices that differ in less compile to nearly the same program. With 0 one budget of 30 is 14 times as
 # dear.
 _LARGE = 0.002
