@@ -57,7 +57,14 @@ def assign(
     if without or unlike:  # not all excluded choices were tried, so the bound is of all choices
         free = assign(problem, budget_bytes, objective=objective, working=working, offload=offload)
         bound = 0.0 if free is None else free.bound
-    return assignment_of(problem, members, price, bound)
+    found = assignment_of(problem, members, price, bound)
+    over = (found.total_bytes if working else found.kept_bytes) - budget_bytes
+    if over <= 0:
+        return found
+    # The solver meets a budget to a millionth of it, which is more than nothing.
+    options = {"objective": objective, "working": working, "offload": offload, "without": without, "unlike": unlike}
+    less = assign(problem, budget_bytes - 2 * over, **options)
+    return less and dataclasses.replace(less, bound=min(bound, less.bound))
 
 
 def _is_excluded(problem: Problem, members: Sequence[dict[Choice, int]], limits: Limits, objective: str) -> bool:
