@@ -127,7 +127,7 @@ def test_a_solution_is_a_policy_and_the_names_to_paste():
 
 
 def test_a_budget_is_met_to_the_byte():
-    """The solver meets it to a millionth: of this budget, which full rematerialisation just meets, that is 372 bytes."""
+    """The solver meets it to a millionth, which is 372 bytes of the least budget of this network."""
     loss, shapes = budget_promises.models()["convnet"]
     problem = build_problem(loss, shapes, {}, Rates.of(resolve_target("tpu-v5e:1x1")), argnums=(0,))
     least = smallest(problem).total_bytes
