@@ -1,6 +1,7 @@
 """What a compiled program needs: bytes, FLOPs, whether it fits, and what these numbers do not show."""
 
 from jaxmem.analysis._analyze import analyze as analyze
+from jaxmem.analysis._analyze import refuse_arguments as refuse_arguments
 from jaxmem.analysis._build import analyze_program as analyze_program
 from jaxmem.analysis._build import compiled_program as compiled_program
 from jaxmem.analysis._build import peak_and_seconds as peak_and_seconds

@@ -4,8 +4,7 @@ import dataclasses
 
 import jax
 
-from jaxmem.analysis._build import analyze_program, build_report
-from jaxmem.analysis._compiled import compile_program, read_compiled
+from jaxmem.analysis._build import analyze_program
 from jaxmem.analysis._kind_paths import check_kinds, kinds_by_path
 from jaxmem.analysis._program import Program, function_program
 from jaxmem.analysis._report import MemoryReport
@@ -45,17 +44,10 @@ def analyze(
     (524288, 262144, True)
     """
     options = {"donate_argnums": donate_argnums, "static_argnames": static_argnames, "in_shardings": in_shardings}
-    if isinstance(fn, Program):
-        _refuse_arguments(fn, args, {**options, "arg_kinds": arg_kinds})
-        return analyze_program(fn, resolve_target(target))
-    # Wrappers and stand-ins of JAX's stages are known by what they can do.
-    for method, report in (("memory_analysis", _report_compiled), ("compile", _report_lowered)):
-        if callable(getattr(fn, method, None)) and not hasattr(fn, "trace"):
-            _refuse_arguments(fn, args, {**options, "arg_kinds": arg_kinds})
-            return report(fn, target)
-    if isinstance(fn, jax.stages.Traced):
-        _refuse_arguments(fn, args, {**options, "arg_kinds": arg_kinds})
-        return _report_traced(fn, target)
+    staged = _staged(fn, target)
+    if staged is not None:
+        refuse_arguments(fn, args, {**options, "arg_kinds": arg_kinds})
+        return analyze_program(*staged)
     if not callable(fn):
         raise InputError(
             wanted="a function, a Program, or what jax.jit(...).trace(...), .lower(...) or .compile() returns",
@@ -70,44 +62,35 @@ def analyze(
     return analyze_program(dataclasses.replace(program, kind_of=kind_of), resolved)
 
 
-def analyze_variant(variant, *, name: str, target: Target) -> MemoryReport:
-    """The report of what `as_program` returned."""
-    if isinstance(variant, Program):
-        return analyze_program(variant, target)
-    if isinstance(variant, jax.stages.Lowered):
-        return build_report(compile_program(variant, target), name=name, target=target)
-    return build_report(read_compiled(variant, target.platform), name=name, target=target)
+def _staged(fn, target: str | Target | None) -> tuple[Program, Target] | None:
+    """The program of what is traced, lowered or compiled already, and its target; None of a function."""
+    if isinstance(fn, Program):
+        return fn, resolve_target(target)
+    name = str(getattr(fn, "fun_name", None) or "program")
+    if isinstance(fn, jax.stages.Traced):
+        resolved = resolve_target(target)
+        return Program.from_traced(fn, name=name, target=resolved), resolved
+    if hasattr(fn, "trace"):
+        return None
+    # Wrappers and stand-ins of JAX's stages are known by what they can do.
+    if callable(getattr(fn, "memory_analysis", None)):
+        if target is not None:
+            raise InputError(
+                wanted="target=None for a program that is compiled already",
+                got=repr(target),
+                do="Pass the function and its arguments to compile it for another target.",
+            )
+        local = resolve_target("local")
+        # With which options it was compiled is not known: the target's notes do not apply.
+        own = Target(name=local.name, platform=local.platform, memory_bytes=local.memory_bytes)
+        return Program.from_compiled(fn, name=name, platform=own.platform), own
+    if callable(getattr(fn, "compile", None)):
+        return Program(name=name, lower=fn), resolve_target(target)
+    return None
 
 
-def _report_traced(traced, target) -> MemoryReport:
-    resolved = resolve_target(target)
-    return analyze_program(Program.from_traced(traced, name=_module_name(traced), target=resolved), resolved)
-
-
-def _report_lowered(lowered, target) -> MemoryReport:
-    resolved = resolve_target(target)
-    return build_report(compile_program(lowered, resolved), name=_module_name(lowered), target=resolved)
-
-
-def _report_compiled(compiled, target) -> MemoryReport:
-    if target is not None:
-        raise InputError(
-            wanted="target=None for a program that is compiled already",
-            got=repr(target),
-            do="Pass the function and its arguments to compile it for another target.",
-        )
-    local = resolve_target("local")
-    # With which options it was compiled is not known: the target's notes do not apply.
-    target = Target(name=local.name, platform=local.platform, memory_bytes=local.memory_bytes)
-    made = read_compiled(compiled, target.platform)
-    return build_report(made, name=_module_name(compiled), target=target)
-
-
-def _module_name(stage) -> str:
-    return str(getattr(stage, "fun_name", None) or "program")
-
-
-def _refuse_arguments(stage, args, options) -> None:
+def refuse_arguments(stage, args, options) -> None:
+    """InputError for arguments and options of `jax.jit` beside what has its own."""
     given = [f"{len(args)} argument(s)"] if args else []
     given += [name for name, value in options.items() if value not in ((), None)]
     if given:

@@ -6,14 +6,14 @@ from typing import Any
 
 import jax
 
-from jaxmem._miscompilations import Miscompilation
-from jaxmem._units import format_flops
 from jaxmem.analysis._compiled import CompiledProgram, compile_program
+from jaxmem.analysis._details import details
 from jaxmem.analysis._facts import memory_facts
 from jaxmem.analysis._jaxpr_flops import JaxprFlops
 from jaxmem.analysis._program import Program, known
-from jaxmem.analysis._records import Finding, StepTime
+from jaxmem.analysis._records import StepTime
 from jaxmem.analysis._report import MemoryReport
+from jaxmem.analysis.findings._compiler import without_effect, wrong_numbers
 from jaxmem.analysis.hlo._miscompiled import refusal
 from jaxmem.analysis.hlo._reductions import gradient_reductions
 from jaxmem.analysis.step_time import NOMINAL_CPU, step_time
@@ -25,9 +25,7 @@ _DONATION_MESSAGE = "Some donated buffers were not usable"
 
 def analyze_program(program: Program, target: Target) -> MemoryReport:
     """Lowers and compiles, where that was not done already, and reports."""
-    program = compiled_program(program, target)
-    assert program.made is not None
-    return build_report(program.made, name=program.name, target=target, program=program)
+    return build_report(compiled_program(program, target), target)
 
 
 def compiled_program(program: Program, target: Target) -> Program:
@@ -37,8 +35,10 @@ def compiled_program(program: Program, target: Target) -> Program:
         return program
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with on_target(target):
-            lowered = program.lower()
+        lowered = program.lower
+        if callable(lowered):
+            with on_target(target):
+                lowered = lowered()
         made = compile_program(lowered, target, program.compiler_options)
     said = []
     for warning in caught:
@@ -64,32 +64,32 @@ def peak_and_seconds(program: Program, target: Target) -> tuple[int | None, floa
     return peak, time.seconds if time else None
 
 
-def build_report(made: CompiledProgram, *, name: str, target: Target, program: Program | None = None) -> MemoryReport:
-    """The report of what a compiler made of a program; `program` tells what was known before compiling it."""
-    known_before = program or Program(name=name, lower=_nothing)
-    _refuse_miscompiled(made, known_before)
-    facts = memory_facts(made, name, target)
-    modelled = known(known_before.modelled_flops)
+def build_report(program: Program, target: Target) -> MemoryReport:
+    """The report of a compiled program."""
+    made = program.made
+    assert made is not None
+    _refuse_miscompiled(made, program)
+    facts = memory_facts(made, program.name, target)
+    modelled = known(program.modelled_flops)
     recompute = _recomputed(made, modelled, facts.devices)
-    shown = facts.memory
-    names = known(known_before.saved_names)
-    details = made.details(facts.peak_bytes, shown.generated_code_bytes, known_before.kind_of, names)
+    shown, names = facts.memory, known(program.saved_names)
+    buffers = details(made, facts.peak_bytes, shown.generated_code_bytes, program.kind_of, names)
     time = _time(made, target)
-    undone = _without_effect(recompute, modelled, facts.devices)
-    wrong = [_wrong_numbers(fault, places) for fault, places in made.miscompiled]
+    undone = without_effect(recompute, modelled.recompute) if modelled and facts.devices == 1 else []
+    wrong = [wrong_numbers(fault, places) for fault, places in made.miscompiled]
     messages = [
         *(finding.title for finding in wrong),
         *target.notes,
         *facts.notes,
         *made.said,
-        *known_before.notes,
+        *program.notes,
         *(modelled.notes if modelled else ()),
         *made.notes,
         *(finding.title for finding in undone),
         *_devices(facts.devices),
     ]
     return MemoryReport(
-        name=name,
+        name=program.name,
         target=target.name,
         backend=target.platform,
         jax_version=jax.__version__,
@@ -97,22 +97,22 @@ def build_report(made: CompiledProgram, *, name: str, target: Target, program: P
         peak_bytes=facts.peak_bytes,
         **dataclasses.asdict(shown),
         argument_provenance=facts.argument_provenance,
-        saved_residual_bytes=known(known_before.saved_residual_bytes),
-        remat=known_before.remat,
+        saved_residual_bytes=known(program.saved_residual_bytes),
+        remat=program.remat,
         forward_flops=modelled.forward if modelled else None,
         asked_recompute_flops=modelled.recompute if modelled else None,
         flops=made.flops.flops if made.flops else None,
         recompute_flops=recompute,
-        gradient_reduction=known_before.gradient_reduction,
-        **_reductions(made, known_before),
+        gradient_reduction=program.gradient_reduction,
+        **_reductions(made, program),
         step_seconds=time.seconds if time else None,
         step_time=time,
         fits=facts.fits,
         fits_reason=facts.fits_reason,
         capacity_bytes=facts.capacity_bytes,
-        findings=(*wrong, *details.pop("findings", ()), *undone),
+        findings=(*wrong, *buffers.pop("findings", ()), *undone),
         warnings=tuple(dict.fromkeys(messages)),
-        **details,
+        **buffers,
     )
 
 
@@ -133,10 +133,6 @@ def _time(made: CompiledProgram, target: Target) -> StepTime | None:
     return step_time(made.module, chip) if made.module is not None and chip is not None else None
 
 
-def _nothing():
-    raise AssertionError("a compiled program is not lowered again")
-
-
 def _recomputed(made: CompiledProgram, modelled: JaxprFlops | None, devices: int) -> int | None:
     flops = made.flops
     if flops is None:
@@ -147,32 +143,6 @@ def _recomputed(made: CompiledProgram, modelled: JaxprFlops | None, devices: int
     # then the forward pass lacks as much as the label claims too much.
     merged = max(0, modelled.forward - flops.forward_flops)
     return max(0, flops.recompute_flops - merged)
-
-
-def _without_effect(recompute: int | None, modelled: JaxprFlops | None, devices: int) -> list[Finding]:
-    """What was to be recomputed and is not: its residuals are kept after all. How many bytes that is, nobody tells."""
-    if recompute is None or modelled is None or devices > 1 or recompute >= modelled.recompute:
-        return []
-    lost = format_flops(modelled.recompute - recompute)
-    return [
-        Finding(
-            kind="remat_without_effect",
-            size_bytes=0,
-            title=f"The compiler removed {lost} of the {format_flops(modelled.recompute)} that rematerialisation asks "
-            "to recompute: those residuals are kept after all (common-subexpression elimination).",
-            cure="Put the layers under a scan, where nothing is merged, or believe the bytes of the target's compiler.",
-        )
-    ]
-
-
-def _wrong_numbers(fault: Miscompilation, places: tuple[str, ...]) -> Finding:
-    return Finding(
-        kind="miscompiled",
-        size_bytes=0,
-        title=f"This program computes wrong numbers: {fault.compiler} {fault.what} ({fault.name}).",
-        evidence=places,
-        cure=fault.cure,
-    )
 
 
 def _devices(count: int) -> tuple[str, ...]:

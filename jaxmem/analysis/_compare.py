@@ -14,7 +14,7 @@ import jaxlib.version
 from jaxmem._blame import is_own_fault, reason, whole_tracebacks
 from jaxmem._display import renderers
 from jaxmem._units import format_bytes
-from jaxmem.analysis._analyze import analyze_variant
+from jaxmem.analysis._build import analyze_program
 from jaxmem.analysis._program import Program, as_program, known
 from jaxmem.analysis._progress import Progress, on_terminal
 from jaxmem.analysis._report import MemoryReport
@@ -91,7 +91,7 @@ def compare(
     *args,
     target: str | Target | None = None,
     progress: Progress | None = None,
-    make: Callable[..., Any] = as_program,
+    make: Callable[..., Program] = as_program,
 ) -> Comparison:
     """Compiles each variant for one target and puts the reports side by side.
 
@@ -139,9 +139,8 @@ def compare(
                 raise next(iter(errors.values())) from None
             return None
 
-    def traced(name: str) -> Any:
-        program = make(variants[name], *args, name=name, target=resolved)
-        return program.resolved() if isinstance(program, Program) else program
+    def traced(name: str) -> Program:
+        return make(variants[name], *args, name=name, target=resolved).resolved()
 
     rows = []
     shown = on_terminal(len(variants)) if progress is None else contextlib.nullcontext(progress)
@@ -150,13 +149,12 @@ def compare(
         for name in variants:
             tell(name, "tracing")
             program = unless_refused(name, functools.partial(traced, name))
-            if isinstance(program, Program):
-                check_remat_effect(program)
             if program is not None:
+                check_remat_effect(program)
                 prepared[name] = program
         for name, program in prepared.items():
             tell(name, "compiling")
-            row = unless_refused(name, functools.partial(analyze_variant, program, name=name, target=resolved))
+            row = unless_refused(name, functools.partial(analyze_program, program, resolved))
             rows += [] if row is None else [row]
             tell(name, "done")
     rows = [_borne_out(row, rows) for row in rows]

@@ -2,13 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from jaxmem._miscompilations import Miscompilation
-from jaxmem.analysis._details import details
 from jaxmem.analysis._sizes import MemoryBytes
 from jaxmem.analysis.assignment import Assignment, BufferDump
 from jaxmem.analysis.hlo._flops import HloFlops, hlo_flops
@@ -90,28 +89,6 @@ class CompiledProgram:
             temp_bytes=sizes.get("temp", 0),
             alias_bytes=aliased,
             host_temp_bytes=self.assignment.host_temp_bytes,
-        )
-
-    def details(
-        self,
-        peak_bytes: int | None,
-        code_bytes: int | None,
-        kind_of: Callable[[str], str] | None,
-        saved_names: Mapping[tuple[str, int], str] | None,
-    ) -> dict[str, Any]:
-        """The fields of a report that come from the buffers; none where nothing tells of them."""
-        if self.module is None or self.text is None or self.assignment is None:
-            return {}
-        return details(
-            self.compiled,
-            self.assignment,
-            self.module,
-            self.text,
-            peak_bytes=peak_bytes,
-            code_bytes=code_bytes,
-            backend=self.platform,
-            kind_of=kind_of,
-            saved_names=saved_names,
         )
 
 

@@ -7,45 +7,39 @@ from typing import Any
 import jax
 
 from jaxmem._compat import kept_arguments
+from jaxmem.analysis._compiled import CompiledProgram
 from jaxmem.analysis._kind_paths import undeclared_kind
 from jaxmem.analysis._records import DonationMiss, DtypeBytes
-from jaxmem.analysis.assignment import Assignment
 from jaxmem.analysis.attribution import attribute, program_arguments
-from jaxmem.analysis.hlo._parse import Module
+from jaxmem.analysis.findings import findings
+from jaxmem.analysis.hlo._module import Module
 from jaxmem.analysis.hlo._types import arrays, dtype_name
 
 _TYPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 
 
 def details(
-    compiled,
-    assignment: Assignment,
-    module: Module,
-    text: str,
-    *,
+    made: CompiledProgram,
     peak_bytes: int | None,
     code_bytes: int | None,
-    backend: str,
     kind_of: Callable[[str], str] | None = None,
     saved_names: Mapping[tuple[str, int], str] | None = None,
 ) -> dict[str, Any]:
-    """The fields of a `MemoryReport` that come from the buffers of a compiled program.
+    """The fields of a `MemoryReport` that come from the buffers of a program; none where nothing tells of them.
 
     Args:
-      compiled: a `jax.stages.Compiled`.
-      assignment: its buffers.
-      module: its HLO, and `text` what that was read from.
+      made: the program.
       peak_bytes: that of the report, to which the kinds must sum.
       code_bytes: of the generated program.
-      backend: platform compiled for.
       kind_of: kind of an argument from its path.
       saved_names: names of saved values by source line and number of elements.
     """
+    module, assignment = made.module, made.assignment
+    if module is None or made.text is None or assignment is None:
+        return {}
     sizes = {a.parameter: a.size_bytes for a in assignment.allocations if a.parameter is not None}
-    misses = donation_misses(compiled, module, sizes)
-    found = attribute(
-        assignment, module, text, kind_of, saved_names=saved_names, donation_misses=misses, backend=backend
-    )
+    misses = donation_misses(made.compiled, module, sizes)
+    found = attribute(assignment, module, made.text, kind_of, saved_names=saved_names)
     constants = assignment.bytes_by_kind().get("constant", 0)
     return {
         "buffer_provenance": "modelled" if assignment.source == "liveness" else "compiled",
@@ -56,7 +50,7 @@ def details(
         "timeline": found.timeline,
         "padding_bytes": found.padding_bytes,
         "donation_misses": misses,
-        "findings": found.findings,
+        "findings": findings(found.buffers, found.origins, module, misses, made.platform, assignment.schedule),
     }
 
 

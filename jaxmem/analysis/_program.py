@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxmem.analysis._compiled import CompiledProgram
+from jaxmem.analysis._compiled import CompiledProgram, read_compiled
 from jaxmem.analysis._jaxpr_flops import JaxprFlops, jaxpr_flops
 from jaxmem.errors import InputError
 from jaxmem.targets import Target, in_mesh, mesh_of, on_target, place
@@ -20,7 +20,7 @@ class Program:
 
     Args:
       name: for the report.
-      lower: makes the `jax.stages.Lowered`; called once, with the target's platform as default.
+      lower: the `jax.stages.Lowered`, or what makes it: called once, with the target's platform as default.
       compiler_options: XLA options; they win over the target's own.
       modelled_flops: `jaxpr_flops` of the program's jaxpr, or a function that computes it.
       saved_residual_bytes: residuals of one micro-batch as configured.
@@ -39,7 +39,7 @@ class Program:
     """
 
     name: str
-    lower: Callable[[], jax.stages.Lowered]
+    lower: jax.stages.Lowered | Callable[[], jax.stages.Lowered]
     compiler_options: Mapping[str, Any] | None = None
     modelled_flops: JaxprFlops | Callable[[], JaxprFlops | None] | None = None
     saved_residual_bytes: int | Callable[[], int | None] | None = None
@@ -71,6 +71,15 @@ class Program:
 
         return cls(name=name, lower=lower, modelled_flops=lambda: jaxpr_flops(traced.jaxpr), **fields)
 
+    @classmethod
+    def from_compiled(cls, compiled: Any, *, name: str, platform: str) -> "Program":
+        """What is compiled already, for a platform."""
+
+        def lower():
+            raise AssertionError("a compiled program is not lowered again")
+
+        return cls(name=name, lower=lower, made=read_compiled(compiled, platform))
+
     def resolved(self) -> "Program":
         """The same with every modelled value computed."""
         names = ("modelled_flops", "saved_residual_bytes", "plain_residual_bytes")
@@ -78,11 +87,11 @@ class Program:
 
 
 def known(value: Any) -> Any:
-    """A value, where it is a thunk its result."""
+    """`value`, or its result if it is a function."""
     return value() if callable(value) else value
 
 
-def as_program(variant, *args, name: str, target: Target) -> "Program | jax.stages.Lowered | jax.stages.Compiled":
+def as_program(variant, *args, name: str, target: Target) -> Program:
     """How `compare` understands one of its variants, with the arguments that all variants share.
 
     Raises:
@@ -95,7 +104,11 @@ def as_program(variant, *args, name: str, target: Target) -> "Program | jax.stag
                 got=f"{len(args)} argument(s)",
                 do="Leave them out, or pass the function instead.",
             )
-        return dataclasses.replace(variant, name=name) if isinstance(variant, Program) else variant
+        if isinstance(variant, jax.stages.Lowered):
+            return Program(name=name, lower=variant)
+        if isinstance(variant, jax.stages.Compiled):
+            return Program.from_compiled(variant, name=name, platform=target.platform)
+        return dataclasses.replace(variant, name=name)
     if callable(variant):
         return function_program(variant, *args, name=name, target=target)
     raise InputError(

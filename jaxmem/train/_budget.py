@@ -24,10 +24,10 @@ from jaxmem.remat.auto import (
 )
 from jaxmem.targets import Target, on_target, resolve_target
 from jaxmem.train._peaks import Peaks
-from jaxmem.train._program import content, trace_for
+from jaxmem.train._program import TargetProgram, content, trace_for
 from jaxmem.train._reduction import reduction
-from jaxmem.train._report import compiled_peak
-from jaxmem.train._spec import StepSpec, without_remat
+from jaxmem.train._report import compiled_peak, keep_compiled
+from jaxmem.train._spec import StepSpec
 from jaxmem.train._update import abstract_arguments
 
 _logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _UNSEEN = " XLA:CPU as it runs hides what rematerialisation saves; target='cpu',
 
 @dataclasses.dataclass
 class Trials:
-    """What the budgets of one step on one target have in common; a larger one never gets a worse choice than another.
+    """Shared by all budgets of a step on a target, so that a larger one never gets a worse choice than a smaller one.
 
     Args:
       problem: the step's blocks.
@@ -56,7 +56,7 @@ def step_problem(spec: StepSpec, target: Target) -> Problem:
 
     What a device keeps of them is its share of the batch's rows.
     """
-    plain = without_remat(spec)
+    plain = spec.without_remat()
     with on_target(target), plain.entered():
         arguments, shards = plain.loss_arguments(), reduction(plain).shards
         return build_problem(plain.whole_loss, arguments, {}, Rates.of(target), argnums=(0,), shards=shards)
@@ -131,7 +131,7 @@ class _Compiler:
     def __init__(self, spec: StepSpec, limit_bytes: int, target: Target, trials: Trials):
         self.spec, self.limit_bytes, self.target, self.trials = spec, limit_bytes, target, trials
         self.peaks, self.remembers = Peaks.on_disk(), True
-        self.candidates: dict[tuple, _Candidate] = {}
+        self.candidates: dict[tuple, tuple[StepSpec, TargetProgram, jax.stages.Lowered, str]] = {}
         self.compiles = 0
         self.refusal: Exception | None = None
 
@@ -145,31 +145,31 @@ class _Compiler:
         """The peak of a choice, compiled `anew` or not; over every budget where JAX or the compiler refuses it."""
         try:
             with whole_tracebacks():
-                candidate = self._candidate(assignment)
-                own = self.peaks.own(candidate.key)
-                found = own or (self.peaks.get(candidate.key) if self.remembers else None)
+                spec, traced, lowered, key = self._candidate(assignment)
+                own = self.peaks.own(key)
+                found = own or (self.peaks.get(key) if self.remembers else None)
                 if found is not None and not anew:
                     return Measured(**found._asdict(), fresh=False, confirmed=own is not None)
                 so_far = _so_far(self.trials.made)
                 _logger.info("a budget of %s on %s: %s", format_bytes(self.limit_bytes), self.target.name, so_far)
                 self.compiles += 1
-                peak = compiled_peak(candidate.spec, candidate.lowered, self.target)
+                peak = compiled_peak(spec, traced, lowered, self.target)
         except Exception as error:
             if is_own_fault(error) or isinstance(error, JaxmemError):
                 raise
             self.refusal = error
             return Measured(peak_bytes=REFUSED)
-        self.peaks.put(candidate.key, peak)
+        self.peaks.put(key, peak)
         return Measured(**peak._asdict())
 
-    def _candidate(self, assignment: Assignment) -> "_Candidate":
-        """The step of a choice, traced and lowered once."""
+    def _candidate(self, assignment: Assignment) -> tuple[StepSpec, TargetProgram, jax.stages.Lowered, str]:
+        """The step of a choice, traced and lowered once, and the content of its program."""
         at = _same(assignment)
         if at not in self.candidates:
             spec = self.spec.with_decision(ResidualPlan(problem=self.trials.problem, assignment=assignment))
             traced = trace_for(spec, self.target)
             lowered = traced.lower()
-            self.candidates[at] = _Candidate(spec, lowered, content(spec, lowered, traced.target))
+            self.candidates[at] = spec, traced, lowered, content(spec, lowered, traced.target)
         return self.candidates[at]
 
     def confirms(self, trial: Trial) -> bool:
@@ -193,19 +193,9 @@ class _Compiler:
             compiles=self.compiles,
         )
         spec = self.spec.with_decision(decision)
-        candidate = self.candidates.get(_same(trial.assignment))
-        if candidate is not None:  # the same choices make the same program
-            spec.known.update(candidate.spec.known)
+        if _same(trial.assignment) in self.candidates:
+            keep_compiled(spec, self.target, of=self.candidates[_same(trial.assignment)][0])
         return spec
-
-
-@dataclasses.dataclass(frozen=True)
-class _Candidate:
-    """The step of a choice: its spec, lowered for the target, and the content of its program."""
-
-    spec: StepSpec
-    lowered: jax.stages.Lowered
-    key: str
 
 
 def _same(assignment: Assignment) -> tuple:

@@ -21,9 +21,9 @@ class Layout:
 
     Args:
       workload: whose arrays may be sharded already: then they stay so.
-      mesh: where state and batches are put: that the step was made for, else that of the workload's own arrays; None
-        where arguments are taken as they come.
-      around: what is set while the step is traced; that of shapes for another machine too.
+      mesh: where state and batches are put: the mesh asked for, else that of the workload's own arrays; None leaves
+        arguments where they are.
+      around: the mesh set while the step is traced; unlike `mesh`, it may be of another machine.
       asked: whether the step was made for the mesh, so that rows are sharded over it in any case.
     """
 

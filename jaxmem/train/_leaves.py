@@ -124,6 +124,6 @@ def first_difference(wanted: Any, got: Any, root: str, *, dtypes: bool, more: bo
 
 
 def _plain_dtype(leaf: Any) -> Any:
-    """As JAX computes with it; None for keys, of which any kind will do."""
+    """The dtype that JAX computes in; None for PRNG keys, which may be of any kind."""
     dtype = jnp.result_type(leaf)
     return None if jnp.issubdtype(dtype, jax.dtypes.extended) else jax.dtypes.canonicalize_dtype(dtype)

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxmem.errors import InputError, MetricError, NonFiniteError, SettingWarning, TooManySkippedWindows, WorkloadError
 from jaxmem.train._loop_io import Interrupts, MetricsFile, ProgressBar
-from jaxmem.train._mistakes import check_alive
+from jaxmem.train._state import check_alive
 from jaxmem.workload import path_string
 
 # Windows dispatched ahead of the device. Each holds its batch in device memory, and Ctrl-C waits for

@@ -11,7 +11,6 @@ from jaxmem.analysis import check_compiled
 from jaxmem.targets import Target, compile_lowered, on_target, place, resolve_target
 from jaxmem.train._mistakes import blaming
 from jaxmem.train._peaks import versions
-from jaxmem.train._remat import examine
 from jaxmem.train._spec import StepSpec, once
 from jaxmem.train._update import abstract_arguments, abstract_state, make_update
 
@@ -19,24 +18,23 @@ from jaxmem.train._update import abstract_arguments, abstract_state, make_update
 @once
 def jitted(spec: StepSpec) -> Callable:
     """`step(state, batch) -> (state, metrics)` for this machine, with `state` donated."""
+    options = spec.compiler_options(resolve_target(None).platform)  # it runs here, whatever it is compiled for
+    return _jit(spec, compiler_options=options)
+
+
+def _jit(spec: StepSpec, **options: Any) -> Callable:
     update = make_update(spec)
 
     def step(state, batch):
         return update(state, batch)[:2]
 
-    options = spec.compiler_options(resolve_target(None).platform)  # it runs here, whatever it is compiled for
-    return jax.jit(step, donate_argnums=0, compiler_options=options)
+    return jax.jit(step, donate_argnums=0, **options)
 
 
 @once
 def _with_facts(spec: StepSpec) -> Callable:
     """The same program; as a third output, without arrays, its trace says how gradients were added."""
-    update = make_update(spec)
-
-    def step(state, batch):
-        return update(state, batch)
-
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(make_update(spec), donate_argnums=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,8 +75,6 @@ def trace_for(spec: StepSpec, target: Target, make: Callable[[StepSpec], Any] = 
     """The step traced for a target."""
     placed, function = place(abstract_arguments(spec), target), make(spec)  # made where this machine is asked for
     with on_target(placed.target) as scope, blaming(spec), spec.entered():
-        if not spec.config.policy.keeps_everything:
-            examine(spec)  # a setting that cannot be had is refused before the step is traced
         traced = function.trace(*placed.args)
     return TargetProgram(traced=traced, target=placed.target, notes=(*placed.notes, *scope.notes))
 
@@ -87,7 +83,7 @@ def lower(spec: StepSpec, target: str | Target | None) -> jax.stages.Lowered:
     """The step lowered for a target; None is the default backend."""
     if target is None:
         return trace_here(spec).lower()
-    return trace_for(spec, resolve_target(target), jitted).lower()
+    return trace_for(spec, resolve_target(target), _jit).lower()
 
 
 def compile_step(spec: StepSpec, target: str | Target | None) -> jax.stages.Compiled:

@@ -20,7 +20,7 @@ def within(name: str, error: float, tolerance: float, detail: str) -> Check:
 
 
 def backend(target: Target, ran_on: str) -> Check | None:
-    """That what was run is not the target's program, where that is so."""
+    """Uncertain where gradients ran on another platform than the target's, or the target is not here; else None."""
     if target.platform == ran_on and not target.deviceless:
         return None
     return Check(

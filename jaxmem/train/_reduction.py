@@ -16,7 +16,7 @@ from jaxmem.targets import Target
 from jaxmem.train._layout import axes_of, sharding_of, unsharded
 from jaxmem.train._lever import Lever, Told, Update
 from jaxmem.train._loss import partition
-from jaxmem.train._spec import StepSpec, once, without_remat
+from jaxmem.train._spec import StepSpec, once
 from jaxmem.workload import path_string
 
 _WHEN = {"once": "once, after the last micro-batch", "each": "with each micro-batch"}
@@ -59,9 +59,6 @@ def reduction(spec: StepSpec) -> Reduction:
     Raises:
       ConfigError: that was asked for, and a parameter is sharded over the axes of the rows.
     """
-    plain = without_remat(spec)
-    if plain is not spec:  # what is recomputed is the same
-        return reduction(plain)
     each = Reduction(kind="each", rows=spec.layout.rows)
     wanted = spec.config.gradient_reduction
     if each.shards == 1 or wanted == "each":
@@ -163,19 +160,8 @@ def _told(spec: StepSpec, target: Target) -> Told:
         notes.append(f"Gradients are reduced {_WHEN[found.kind]}: {found.why}.")
     if spec.config.accumulation_steps > 1 and jnp.finfo(dtypes.accumulator).bits < 32:
         notes.append(_NARROW_SUMS.format(spec.config.accumulation_steps, dtypes.accumulator))
-    trainable, _ = partition(spec.abstract_params(), spec.workload.trainable)
-    fields = {
-        "gradients": tuple(_local_shape(leaf) for leaf in jax.tree.leaves(trainable)),
-        "shards": found.shards,
-        "gradient_reduction": found.kind if found.shards > 1 else None,
-    }
+    fields = {"shards": found.shards, "gradient_reduction": found.kind if found.shards > 1 else None}
     return Told(notes=tuple(notes), fields=fields)
-
-
-def _local_shape(leaf: Any) -> tuple[int, ...]:
-    """The shape of a leaf on one device."""
-    own = sharding_of(leaf)
-    return tuple(leaf.shape if own is None else own.shard_shape(leaf.shape))
 
 
 LEVER = Lever(idle=_idle, around=_around, told=_told)

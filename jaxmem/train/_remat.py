@@ -11,7 +11,7 @@ from jaxmem.objective import LossOutput
 from jaxmem.policy import as_policy
 from jaxmem.targets import Target, on_target
 from jaxmem.train._lever import Lever, Told, Update
-from jaxmem.train._spec import StepSpec, once, without_remat
+from jaxmem.train._spec import StepSpec, once
 
 _FULL = as_policy("full")
 _WORTH_SAYING = 0.25  # of what full rematerialisation keeps
@@ -42,7 +42,7 @@ def examine(spec: StepSpec) -> remat.Examination:
 
 def residual_table(spec: StepSpec) -> remat.ResidualTable:
     """What one micro-batch keeps for its backward pass; where there is remat, with the table of the plain loss."""
-    plain, table = without_remat(spec), examine(spec).residuals
+    plain, table = spec.without_remat(), examine(spec).residuals
     return table if plain is spec else dataclasses.replace(table, before=examine(plain).residuals)
 
 
@@ -82,7 +82,7 @@ def _told(spec: StepSpec, target: Target) -> Told:
         if examine(spec).inside:
             return None  # what is kept while a segment is recomputed is no residual of the forward pass
         with on_target(target):  # a loss may need its mesh
-            return examine(without_remat(spec)).residuals.device_bytes
+            return examine(spec.without_remat()).residuals.device_bytes
 
     fields = {
         "remat": str(policy if budget is None else spec.config.remat),

@@ -1,12 +1,12 @@
 """The report of a step: its program with what the levers say of it, and its peak alone for the trials of a budget."""
 
 import warnings
+from typing import Any
 
 import jax
 
 from jaxmem._miscompilations import told
 from jaxmem.analysis import (
-    CompiledProgram,
     MemoryReport,
     Program,
     analyze_program,
@@ -16,28 +16,33 @@ from jaxmem.analysis import (
 )
 from jaxmem.errors import InputError, RematWarning
 from jaxmem.targets import Target, on_target, resolve_target
+from jaxmem.train._layout import sharding_of
+from jaxmem.train._loss import partition
+from jaxmem.train._mistakes import blaming
 from jaxmem.train._peaks import Peak
-from jaxmem.train._program import trace_for
+from jaxmem.train._program import TargetProgram, trace_for
 from jaxmem.train._spec import StepSpec
-from jaxmem.train._update import LEVERS, idle_settings
+from jaxmem.train._update import LEVERS, abstract_arguments, idle_settings
 
 _KIND_OF = kinds_by_path(
     {"state": "state", "state.params": "parameters", "state.opt_state": "optimizer_state", "batch": "batch"}
 )
+_COMPILED = "compiled"  # (this, target) → trace and program, in what is known of a spec
 
 
 def program(spec: StepSpec, name: str, target: Target) -> Program:
     """The step of a spec as it is analysed: traced for a target, with what is known of it before it is compiled."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RematWarning)  # they are notes of the report
-        traced = trace_for(spec, target)
-        with on_target(traced.target):  # levers trace the loss, which may need its mesh
+        traced, made = spec.known.get((_COMPILED, target)) or (trace_for(spec, target), None)
+        with on_target(traced.target), blaming(spec):  # levers trace the loss, which may need its mesh
             said = [lever.told(spec, traced.target) for lever in LEVERS]
     notes = [note for one in said for note in one.notes]
     notes += idle_settings(spec)
     notes += [] if traced.added is None else [str(traced.added)]
     notes += map(told, spec.faults_avoided(target.platform))
     fields = {field: value for one in said for field, value in one.fields.items()}
+    trainable, _ = partition(abstract_arguments(spec)[0].params, spec.workload.trainable)
     return Program.from_traced(
         traced.traced,
         target=traced.target,
@@ -46,9 +51,22 @@ def program(spec: StepSpec, name: str, target: Target) -> Program:
         refuse_miscompiled=True,
         kind_of=_KIND_OF,
         notes=(*notes, *traced.notes),
-        made=spec.known.get((CompiledProgram, target)),
+        gradients=tuple(map(_local_shape, jax.tree.leaves(trainable))),
+        made=made,
         **fields,
     )
+
+
+def _local_shape(leaf: Any) -> tuple[int, ...]:
+    """The shape of a leaf on one device."""
+    own = sharding_of(leaf)
+    return tuple(leaf.shape if own is None else own.shard_shape(leaf.shape))
+
+
+def keep_compiled(spec: StepSpec, target: Target, of: StepSpec) -> None:
+    """Lets a spec that makes the same program as another report what was compiled for that one, if it was."""
+    if (_COMPILED, target) in of.known:
+        spec.known[_COMPILED, target] = of.known[_COMPILED, target]
 
 
 def report(spec: StepSpec, target: str | Target | None) -> MemoryReport:
@@ -57,15 +75,15 @@ def report(spec: StepSpec, target: str | Target | None) -> MemoryReport:
     return analyze_program(program(spec, "step", resolved), resolved)
 
 
-def compiled_peak(spec: StepSpec, lowered: jax.stages.Lowered, target: Target) -> Peak:
-    """Compiles a lowered step for its peak and seconds; the spec keeps the program, and its report compiles no other.
+def compiled_peak(spec: StepSpec, traced: TargetProgram, lowered: jax.stages.Lowered, target: Target) -> Peak:
+    """Compiles a step for its peak and seconds; the spec keeps the program, so that its report compiles no other.
 
     Raises:
       InputError: the target's compiler does not tell the peak.
       MiscompiledError: the compiler made the step compute wrong numbers, in a way that is known.
     """
     options = spec.compiler_options(target.platform)
-    known = Program(name="step", lower=lambda: lowered, compiler_options=options, refuse_miscompiled=True)
+    known = Program(name="step", lower=lowered, compiler_options=options, refuse_miscompiled=True)
     known = compiled_program(known, target)
     peak, seconds = peak_and_seconds(known, target)
     if peak is None:
@@ -74,5 +92,5 @@ def compiled_peak(spec: StepSpec, lowered: jax.stages.Lowered, target: Target) -
             got="no memory analysis",
             do='Compile for target="cpu" or a chip by its name, or use a share: remat="auto:0.25".',
         )
-    spec.known[CompiledProgram, target] = known.made
+    spec.known[_COMPILED, target] = traced, known.made
     return Peak(peak, seconds)

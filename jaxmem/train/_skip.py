@@ -1,4 +1,4 @@
-"""Loss scaling as a lever: a window that overflowed takes no optimizer step, and all but what it consumed stays."""
+"""Loss scaling as a lever: a window that overflowed takes no optimizer step; only its data and key are used up."""
 
 import dataclasses
 from typing import Any

@@ -28,6 +28,7 @@ class StepSpec:
       config: how.
       layout: where state and batches lie on a mesh.
       decision: which residuals a remat budget keeps; None without a budget, or before it was spent.
+      plain: the spec without remat that others share; None where each has its own.
       known: results of functions of this spec, see `once`.
     """
 
@@ -35,6 +36,7 @@ class StepSpec:
     config: MemoryConfig
     layout: Layout
     decision: ResidualPlan | None = None
+    plain: "StepSpec | None" = None
     known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -57,21 +59,18 @@ class StepSpec:
         return cls(workload=workload, config=config, layout=Layout.of(workload, mesh))
 
     def with_remat(self, setting: Any) -> "StepSpec":
-        """The spec under another remat setting, and without a decision; all of these share one without remat."""
-        if setting == self.config.remat and self.decision is None:
-            return self
-        config = dataclasses.replace(self.config, remat=setting)
-        if config.remat == "none":
-            return without_remat(self)
-        made = dataclasses.replace(self, config=config, decision=None)
-        made.known[without_remat] = without_remat(self)
-        return made
+        """The spec under another remat setting, and without a decision."""
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, remat=setting), decision=None)
 
     def with_decision(self, decision: ResidualPlan) -> "StepSpec":
         """The spec with residuals kept as was decided; its own remat setting must be none or a budget."""
-        made = dataclasses.replace(self, decision=decision)
-        made.known[without_remat] = without_remat(self)
-        return made
+        return dataclasses.replace(self, decision=decision)
+
+    def without_remat(self) -> "StepSpec":
+        """The spec that keeps everything: itself, or the one that it shares with others."""
+        if self.config.remat == "none" and self.decision is None:
+            return self
+        return self.with_remat("none") if self.plain is None else self.plain
 
     # -- the mesh ----------------------------------------------------------------------------------
 
@@ -174,14 +173,6 @@ def once(fn: Callable[[StepSpec], Any]) -> Callable[[StepSpec], Any]:
         return spec.known[kept]
 
     return kept
-
-
-@once
-def without_remat(spec: StepSpec) -> StepSpec:
-    """The spec without remat; all remat settings of one workload share it, and what is known of it."""
-    if spec.config.remat == "none" and spec.decision is None:
-        return spec
-    return dataclasses.replace(spec, config=dataclasses.replace(spec.config, remat="none"), decision=None)
 
 
 def like_given(shapes: Any, given: Any) -> Any:

@@ -22,7 +22,7 @@ from jaxmem.train._remat import examine, residual_table, solution
 from jaxmem.train._report import report
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._state import TrainState
-from jaxmem.train._update import abstract_arguments, abstract_state, idle_settings, new_state, shardings
+from jaxmem.train._update import abstract_arguments, abstract_state, idle_settings, new_state
 from jaxmem.workload import Workload, check_key, path_string
 
 
@@ -38,9 +38,9 @@ def make_train_step(
     Args:
       workload: what is trained.
       config_or_plan: how, a `MemoryConfig`; the default is the plain step.
-      mesh: a `jax.sharding.Mesh`. The rows of every batch are sharded over the axes that those of the workload's
-        example batch are, else over the mesh's axis "data", or its first; parameters lie as the workload's own arrays
-        do, else whole on every device; `step.init` puts the state there, and the mesh is set while the loss is traced.
+      mesh: a `jax.sharding.Mesh`, on which `step.init` puts the state, and which is set while the loss is traced. The
+        rows of every batch are sharded like those of the workload's example batch; where that is not sharded, over the
+        mesh's axis "data", or its first. Parameters lie as the workload's own arrays do, else whole on every device.
         If not given, the mesh of the workload's arrays, where they are sharded over one.
       target: name of the chip that `step.lower()`, `.compile()` and `.report()` are for, such as "tpu-v5e:1x1"; None
         for the machine's own. Running the step always means this machine.
@@ -106,7 +106,8 @@ class TrainStep:
         rng = spec.rng if rng is None else rng
         check_key(rng)
         # Inside jit, so that what a key creates is allocated once, where it belongs.
-        places = None if spec.layout.mesh is None else shardings(spec)
+        on_mesh = spec.layout.mesh is not None
+        places = jax.tree.map(lambda leaf: leaf.sharding, abstract_arguments(spec)[0]) if on_mesh else None
         with blaming(spec), spec.entered(rng):
             return jax.jit(lambda given, rng: new_state(spec, given, rng), out_shardings=places)(spec.given(), rng)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxmem import analysis
-from jaxmem.analysis import Comparison, MemoryReport, as_program
+from jaxmem.analysis import Comparison, MemoryReport, as_program, refuse_arguments
 from jaxmem.analysis._progress import Progress
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import InputError, WorkloadError
@@ -20,6 +20,7 @@ from jaxmem.workload import Workload
 def analyze(
     fn: Any,
     *args: Any,
+    config: MemoryConfig | None = None,
     target: str | Target | None = None,
     donate_argnums: Any = (),
     static_argnames: Any = (),
@@ -29,8 +30,8 @@ def analyze(
     """What a step, or any function of arrays, needs when compiled for `target`. Nothing is run or allocated.
 
     Args:
-      fn: a `Workload`, with a `MemoryConfig` as the only one of `args` or without; a `TrainStep`, without `args`; or
-        a function, jitted or not, a `jax.stages.Traced`, `Lowered` or `Compiled`, as `jaxmem.analysis.analyze` has it.
+      fn: a `Workload`, with a `MemoryConfig` as the only one of `args` or as `config`; a `TrainStep` alone; or a
+        function, jitted or not, a `jax.stages.Traced`, `Lowered` or `Compiled`, as `jaxmem.analysis.analyze` has it.
       *args: of a function, arrays or `jax.ShapeDtypeStruct`, static arguments by value.
       target: "local" (None), "cpu", the name of a chip, or a `Target`.
       donate_argnums, static_argnames, in_shardings, arg_kinds: of a function, see `jaxmem.analysis.analyze`.
@@ -42,8 +43,9 @@ def analyze(
     >>> import jax.numpy as jnp, optax
     >>> from jaxmem import MemoryConfig, Workload, analyze
     >>> workload = Workload(lambda w, x: jnp.mean((x @ w) ** 2), jnp.ones((4, 4)), jnp.ones((8, 4)), optax.sgd(0.1))
-    >>> analyze(workload, MemoryConfig(accumulation_steps=2), target="cpu").by_kind["parameters"]
-    64
+    >>> report = analyze(workload, MemoryConfig(accumulation_steps=2), target="cpu")
+    >>> dict(report.by_kind)["parameters"], report.peak_bytes > 64
+    (64, True)
     """
     options = {
         "donate_argnums": donate_argnums,
@@ -51,18 +53,20 @@ def analyze(
         "in_shardings": in_shardings,
         "arg_kinds": arg_kinds,
     }
-    if not isinstance(fn, (Workload, TrainStep)):
-        return analysis.analyze(fn, *args, target=target, **options)
-    given = [name for name, value in options.items() if value not in ((), None)]
-    given += [f"{len(args)} argument(s)"] if len(args) > isinstance(fn, Workload) else []
-    if given:
+    if isinstance(fn, TrainStep):
+        refuse_arguments(fn, args, {**options, "config": config})
+        return report(fn.spec, target)
+    if isinstance(fn, Workload):
+        given = args if config is None else (*args, config)
+        refuse_arguments(fn, given[1:], options)
+        return report(spend(StepSpec.of(fn, *given), target), target)
+    if config is not None:
         raise InputError(
-            wanted=f"a {type(fn).__name__}{' and a MemoryConfig' * isinstance(fn, Workload)} alone: it has its options",
-            got=f"{', '.join(given)} beside it",
-            do="Leave them out, or analyse a function.",
+            wanted="a Workload beside a config",
+            got=f"a {type(fn).__name__}",
+            do="Leave config out, or make a Workload of the loss.",
         )
-    spec = fn.spec if isinstance(fn, TrainStep) else spend(StepSpec.of(fn, *args), target)
-    return report(spec, target)
+    return analysis.analyze(fn, *args, target=target, **options)
 
 
 def compare(
@@ -94,7 +98,7 @@ def compare(
     >>> [row.name for row in table.rows]
     ['K=1', 'K=2']
     """
-    plain: dict[MemoryConfig, StepSpec] = {}  # by config without remat: what all its remat settings share
+    plain: dict[MemoryConfig, StepSpec] = {}  # by config without remat, which all its remat settings share
 
     def make(variant: Any, *args: Any, name: str, target: Target) -> Any:
         if isinstance(variant, TrainStep):
@@ -110,6 +114,9 @@ def compare(
         base = dataclasses.replace(variant, remat="none")
         if base not in plain:
             plain[base] = StepSpec.of(args[0], base)
-        return program(spend(plain[base].with_remat(variant.remat), target), name, target)
+        spec = plain[base]
+        if variant != base:
+            spec = spend(dataclasses.replace(spec, config=variant, plain=spec), target)
+        return program(spec, name, target)
 
     return analysis.compare(variants, *args, target=target, progress=progress, make=make)

@@ -16,7 +16,7 @@ from jaxmem.train._gradients import Outcome, PlainLoss, TooLarge, available_byte
 from jaxmem.train._leaves import worst_leaf
 from jaxmem.train._one_by_one import run_one_by_one
 from jaxmem.train._report import report
-from jaxmem.train._spec import StepSpec, without_remat
+from jaxmem.train._spec import StepSpec
 from jaxmem.train._state import TrainState
 from jaxmem.train._step import TrainStep
 from jaxmem.train._verification import Check, Verification
@@ -142,7 +142,7 @@ class Verifier:
             warnings.simplefilter("ignore", RematWarning)  # its facts are what is verified
             fields, checks, notes = self._gradients(step, reference)
             if reference is not None or step.config.recomputes:
-                plain = reference or TrainStep(without_remat(step.spec), step.target)
+                plain = reference or TrainStep(step.spec.without_remat(), step.target)
                 found, promised = self._bytes(step, plain, name)
                 fields, checks = {**fields, **found}, [*checks, *promised]
         return Verification(
@@ -162,7 +162,7 @@ class Verifier:
           NotCompared: this machine cannot run them, or the config's remat has no effect on this loss.
         """
         workload = step.workload
-        rng = self.rng if self.rng is not None else jax.random.key(0) if workload.rng is None else workload.rng
+        rng = step.spec.rng if self.rng is None else self.rng
         batch, made = fill_batch(workload.batch if self.batch is None else self.batch, rng)
         spec = step.spec
         batch = spec.put(batch) if spec.mesh_here is spec.mesh else batch

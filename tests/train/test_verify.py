@@ -236,6 +236,6 @@ def test_a_miscompiled_program_fails(monkeypatch):
     def refused(*args, **kwargs):
         raise MiscompiledError(wanted="a compiler that compiles 'full' right", got="XLA:GPU", do="Change it.")
 
-    monkeypatch.setattr("jaxmem.train._verify.analyze", refused)
+    monkeypatch.setattr("jaxmem.train._verify.report", refused)
     found = verify(make_train_step(workload_of(honest), MemoryConfig(remat="full")), target="gpu-h100")
     assert found["compiler"].verdict == found.verdict == "fail" and "compiles 'full' right" in found["compiler"].detail

@@ -1,17 +1,17 @@
 """Puts it together: each buffer's origin, layer, kind and source line; the peak; the timeline."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from jaxmem.analysis._kind_paths import undeclared_kind
-from jaxmem.analysis._records import KINDS, Buffer, DonationMiss, Finding, LayerBytes, Loop, Moment, Timeline
+from jaxmem.analysis._records import KINDS, Buffer, LayerBytes, Loop, Moment, Timeline
 from jaxmem.analysis.assignment import Assignment, Span, Sweep, sweep
 from jaxmem.analysis.attribution._buffers import Buffers, rooted
 from jaxmem.analysis.attribution._kinds import program_arguments
+from jaxmem.analysis.attribution._origin import Origin
 from jaxmem.analysis.attribution._scopes import NO_SCOPE, parse_scope
-from jaxmem.analysis.findings import findings
 from jaxmem.analysis.hlo._loops import trip_count
 from jaxmem.analysis.hlo._module import Module
 
@@ -30,7 +30,7 @@ class Attribution:
       buffers: those alive at the peak, largest first.
       timeline: live bytes over the schedule.
       padding_bytes: of the buffers at the peak.
-      findings: what costs bytes without need, largest first.
+      origins: by the names of buffers, where each value comes from.
       total_bytes: arguments, outputs that are not aliased, and the temporary allocations.
     """
 
@@ -39,7 +39,7 @@ class Attribution:
     buffers: tuple[Buffer, ...]
     timeline: Timeline
     padding_bytes: int
-    findings: tuple[Finding, ...]
+    origins: Mapping[str, Origin]
     total_bytes: int
 
 
@@ -50,8 +50,6 @@ def attribute(
     kind_of: Callable[[str], str] | None = None,
     *,
     saved_names: Mapping[tuple[str, int], str] | None = None,
-    donation_misses: Iterable[DonationMiss] = (),
-    backend: str = "",
 ) -> Attribution:
     """Attributes the buffers of a compiled program.
 
@@ -60,8 +58,6 @@ def attribute(
       module: the optimised, scheduled HLO, and `text` what it was read from.
       kind_of: kind of an argument, from its path; "arguments" for all where it is not given.
       saved_names: names of saved values by source line ("/path/gpt.py:59") and number of elements.
-      donation_misses: for the findings.
-      backend: platform compiled for.
     """
     arguments = program_arguments(module, kind_of or undeclared_kind)
     made = Buffers(module, text, arguments, saved_names or {}, assignment.schedule)
@@ -96,7 +92,7 @@ def attribute(
             buffers=tuple(sorted(rooted(temporary), key=lambda b: (-b.size_bytes, b.name))[:_MAP_BUFFERS]),
         ),
         padding_bytes=sum(b.padding_bytes for b in chosen),
-        findings=findings(chosen, made.origins, module, donation_misses, backend, assignment.schedule),
+        origins=made.origins,
         total_bytes=sum(by_kind.values()),
     )
 
