@@ -20,7 +20,7 @@ import jaxmem
 from benchmarks._harness import emit
 from benchmarks.policy_order import WORKLOADS
 from examples import gpt
-from jaxmem.analysis import _compiled
+from jaxmem.analysis import _build, _compiled
 from jaxmem.report import html_report
 
 GPT2_TARGETS = ("cpu", "gpu-h100", "gpu-t4", "gpu-a100-40g", "tpu-v5e:1x1")
@@ -32,15 +32,15 @@ class Stopwatch:
 
     def __init__(self):
         self.compile_seconds, self.compiled_at, self.assignment = 0.0, 0.0, None
-        self._compile, self._details = _compiled.compile_noting, _compiled.details
+        self._compile, self._details = _compiled.compile_noting, _build.details
 
     def __enter__(self):
         _compiled.compile_noting = self._timed
-        _compiled.details = self._seen
+        _build.details = self._seen
         return self
 
     def __exit__(self, *exc_info):
-        _compiled.compile_noting, _compiled.details = self._compile, self._details
+        _compiled.compile_noting, _build.details = self._compile, self._details
 
     def _timed(self, *args):
         start = time.perf_counter()
@@ -50,9 +50,9 @@ class Stopwatch:
             self.compiled_at = time.perf_counter()
             self.compile_seconds += self.compiled_at - start
 
-    def _seen(self, compiled, assignment, *args, **kwargs):
-        self.assignment = assignment
-        return self._details(compiled, assignment, *args, **kwargs)
+    def _seen(self, made, *args):
+        self.assignment = made.assignment
+        return self._details(made, *args)
 
 
 def analyzed(workload: jaxmem.Workload, target: str, config: jaxmem.MemoryConfig | None = None) -> tuple:
