@@ -23,8 +23,7 @@ class Objective:
     def __add__(self, other):
         if not isinstance(other, Objective) and not _is_scalar(other):
             return NotImplemented
-        theirs = other.terms() if isinstance(other, Objective) else ((1.0, other),)
-        return ObjectiveSum(self.terms() + theirs)
+        return ObjectiveSum(self.terms() + terms_of(other))
 
     def __radd__(self, other):
         if isinstance(other, (int, float)) and other == 0:  # the start value of builtins.sum
@@ -51,6 +50,12 @@ class Objective:
 
     def __rsub__(self, other):
         return -self + other
+
+
+def terms_of(output: Any) -> tuple[tuple[Any, Any], ...]:
+    """(factor, term) of each term of an objective, of a bare scalar, or of the `LossOutput` of either."""
+    objective = output.objective if isinstance(output, LossOutput) else output
+    return objective.terms() if isinstance(objective, Objective) else ((1.0, objective),)
 
 
 def _is_scalar(x) -> bool:

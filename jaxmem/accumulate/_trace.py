@@ -12,7 +12,7 @@ from jaxmem._compat import prune
 from jaxmem._signatures import call_loss
 from jaxmem.accumulate._reduce import is_metric
 from jaxmem.errors import DifferentiableWeight, IntegerParameterError, MetricError, ObjectiveError, StateError
-from jaxmem.objective import LossOutput, Objective, Sum, WeightedMean
+from jaxmem.objective import LossOutput, Sum, WeightedMean, terms_of
 from jaxmem.workload import is_array_like, path_string
 
 
@@ -119,10 +119,8 @@ def classify(output, state, out: dict) -> MicroLoss:
     """Checks the output of a loss and sorts it; stores the tree structure in `out["tree"]`."""
     if not isinstance(output, LossOutput):
         output = LossOutput(output)
-    objective = output.objective
-    terms = objective.terms() if isinstance(objective, Objective) else ((1.0, objective),)
     micro = MicroLoss(
-        terms=tuple(_term(factor, term) for factor, term in terms),
+        terms=tuple(_term(factor, term) for factor, term in terms_of(output)),
         metrics=_check_metrics(output.metrics),
         state=state if output.state is None else _check_state(output.state, state),
     )

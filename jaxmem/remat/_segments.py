@@ -26,8 +26,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
+from jaxmem._scopes import REMAT_SCOPE
 from jaxmem.remat._checkpoint import checkpoint
-from jaxmem.remat.jaxprs import RECOMPUTED, is_float, segments_scope
+from jaxmem.remat.jaxprs import is_float, segments_scope
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,7 +152,7 @@ class _Run:
         xs = (jnp.arange(segments), starts)
         return self._loop(segment, state, xs, back=True, unroll=size == 1)[0]
 
-    @jax.named_scope(RECOMPUTED)
+    @jax.named_scope(REMAT_SCOPE)
     def _starts(self, carry, low, count: int, size: int):
         """The carries that the segments of [low, low + count) start from, stacked, and the shorter rest's."""
         segments, rest, first, _ = self.plan.split(low, count, size)
@@ -195,7 +196,7 @@ class _Run:
             return self._pull_back(state, jax.tree.unflatten(layout["tree"], leaves), i), None
 
         indices = low + jnp.arange(count)
-        with jax.named_scope(RECOMPUTED):
+        with jax.named_scope(REMAT_SCOPE):
             _, saved = self._loop(forward, carry, indices)
         return self._loop(backward, state, (indices, saved), back=True)[0]
 

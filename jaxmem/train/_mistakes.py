@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxmem._blame import users_frame, where_raised
 from jaxmem._signatures import call_loss, declares
 from jaxmem.errors import BatchError, JaxmemError, WorkloadError
-from jaxmem.objective import LossOutput, Objective
+from jaxmem.objective import terms_of
 from jaxmem.train._leaves import first_difference
 from jaxmem.train._loss import merge, partition
 from jaxmem.train._spec import StepSpec
@@ -67,9 +67,7 @@ def _check_loss(spec: StepSpec, error: BaseException) -> None:
 
     def total(trainable, frozen, batch, rng, rest):
         out = call_loss(workload.loss_fn, merge(trainable, frozen), batch, rng=rng, state=rest)
-        out = out.objective if isinstance(out, LossOutput) else out
-        terms = [term for _, term in out.terms()] if isinstance(out, Objective) else [out]
-        return sum(jnp.sum(leaf) for term in terms for leaf in jax.tree.leaves(term)[:1])
+        return sum(jnp.sum(leaf) for _, term in terms_of(out) for leaf in jax.tree.leaves(term)[:1])
 
     for fn, what in ((total, "trace"), (jax.grad(total), "differentiate")):
         try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxmem import accumulate
 from jaxmem.config import MemoryConfig
-from jaxmem.objective import LossOutput, Objective, Sum
+from jaxmem.objective import LossOutput, Objective, Sum, terms_of
 from jaxmem.train._gradients import Outcome, checked_room, keep_gradients, start_state, to_host
 from jaxmem.train._loss import configured_loss, partition, state_reductions
 from jaxmem.train._spec import StepSpec
@@ -87,18 +87,13 @@ def _combined(start: Any, states: list[Any], names: Any) -> Any:
     return jax.tree.map(combine, start, names, *states)
 
 
-def _terms(output: Any) -> tuple[tuple[Any, Any], ...]:
-    objective = output.objective if isinstance(output, LossOutput) else output
-    return tuple(objective.terms()) if isinstance(objective, Objective) else ((1.0, objective),)
-
-
 def _rules(loss, trainable, batch, rng, state) -> list[str]:
     """How the micro-batches of each term combine: "weighted", "mean" or "sum"."""
     found: list[str] = []
 
     def trace(*args):
         trainable, batch, rng, state = args
-        terms = _terms(loss(trainable, batch, rng=rng, state=state))
+        terms = terms_of(loss(trainable, batch, rng=rng, state=state))
         found[:] = [
             "sum" if isinstance(term, Sum) else "weighted" if isinstance(term, Objective) else "mean"
             for _, term in terms
@@ -113,7 +108,7 @@ def _only(loss, index: int):
 
     def one(trainable, batch, *, rng, state):
         output = loss(trainable, batch, rng=rng, state=state)
-        factor, term = _terms(output)[index]
+        factor, term = terms_of(output)[index]
         objective = term * factor
         return LossOutput(objective, state=output.state) if isinstance(output, LossOutput) else objective
 

@@ -81,13 +81,13 @@ def random_bits(activations: Sequence[Buffer]) -> list[Finding]:
 
 def accumulators(buffers: Sequence[Buffer]) -> list[Finding]:
     """Gradient accumulators: one finding for those of a step, one for those that an optimizer keeps between calls."""
-    groups: dict[str, list[Buffer]] = {"within": [], "kept": []}
+    by_place: dict[str, list[Buffer]] = {"within": [], "kept": []}
     for buffer in buffers:
         if buffer.kind == "accumulators":
-            groups["kept" if buffer.op == "parameter" else "within"].append(buffer)
+            by_place["kept" if buffer.op == "parameter" else "within"].append(buffer)
     gradients = sum(b.size_bytes for b in buffers if b.kind == "gradients")
     found = []
-    for name, group in groups.items():
+    for name, group in by_place.items():
         size = sum(b.size_bytes for b in group)
         title, cure = _SAYS["in place" if name == "within" and gradients < size / 2 else name]
         if group:

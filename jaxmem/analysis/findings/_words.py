@@ -7,10 +7,10 @@ from jaxmem.analysis._records import Buffer
 
 
 def groups(buffers: Iterable[Buffer], key: Callable) -> dict:
-    groups: dict = {}
+    found: dict = {}
     for buffer in buffers:
-        groups.setdefault(key(buffer), []).append(buffer)
-    return groups
+        found.setdefault(key(buffer), []).append(buffer)
+    return found
 
 
 def names(buffers: Sequence[Buffer]) -> tuple[str, ...]:
@@ -25,8 +25,8 @@ def within(layer: str) -> str:
 def common(layers: Sequence[str]) -> str:
     parts = [layer.split("/") for layer in layers]
     shared = []
-    for names in zip(*parts, strict=False):
-        if len(set(names)) > 1:
+    for level in zip(*parts, strict=False):
+        if len(set(level)) > 1:
             break
-        shared.append(names[0])
+        shared.append(level[0])
     return "/".join(shared)

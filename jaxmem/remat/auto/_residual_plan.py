@@ -14,13 +14,14 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jaxmem._compat import pull_back, varying_axes
+from jaxmem._scopes import REMAT_SCOPE
 from jaxmem.remat.auto._assignment import Assignment
 from jaxmem.remat.auto._candidates import Candidates, Choice, candidates
 from jaxmem.remat.auto._forward import Forward, capture
 from jaxmem.remat.auto._problem import Problem, Program, program_of
 from jaxmem.remat.auto._solution import Solution, describe
 from jaxmem.remat.auto._solve import Group, Limits, solve
-from jaxmem.remat.jaxprs import RECOMPUTED, Call, is_float, with_rule
+from jaxmem.remat.jaxprs import Call, is_float, with_rule
 
 _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
@@ -171,7 +172,7 @@ class _Backward:
             arrays = iter(arrays)
             cotangents = [next(arrays) if _is_array(c) else c for c in cotangents]
         values = dict(zip((*names, *away), (*device, *(jax.device_put(value, _DEVICE) for value in host)), strict=True))
-        with jax.named_scope(RECOMPUTED):
+        with jax.named_scope(REMAT_SCOPE):
             residuals = program.evaluate(program.residuals, values)
         gradients = iter(pull_back(jax.tree.unflatten(program.vjp_tree, residuals), list(cotangents)))
         return [next(gradients) if yes else None for yes in program.differentiated]

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jaxmem._compat import called_jaxprs, name_stack, prevents_cse
 
 WATCH = "watch_names"  # the primitive through which the results of a watched block pass; see `remat/_queries.py`
-RECOMPUTED = "rematted_computation"  # JAX's own scope of what a checkpoint computes again; FLOPs are counted by it
 
 # Work that is worth a block. Everything else is cheap to compute again, or to keep, by itself.
 HEAVY = frozenset(
