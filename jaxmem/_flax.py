@@ -24,7 +24,8 @@ def linen_fields(module, loss_fn, batch, rng_streams: tuple[str, ...]) -> dict:
         raise WorkloadError(
             wanted="a flax.linen module, or a function memory -> module",
             got=repr(module),
-            do="Instantiate the module, e.g. Workload.from_linen(MyModel(width=64), ...).",
+            do="Instantiate the module, e.g. Workload.from_linen(MyModel(width=64), ...); one with a field `memory` is "
+            "made by a function, lambda memory: MyModel(memory).",
         )
 
     def build(memory) -> nn.Module:

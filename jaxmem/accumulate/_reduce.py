@@ -26,9 +26,16 @@ def init_metrics(shapes):
             return jax.tree.map(lambda s: jnp.zeros(s.shape, sum_dtype(s.dtype)), metric)
         if isinstance(metric, Max):
             return jax.tree.map(lambda s: jnp.full(s.shape, _lowest(s.dtype), s.dtype), metric)
-        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), metric)
+        return of_last(metric, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), metric))
 
     return jax.tree.map(init, shapes, is_leaf=is_metric)
+
+
+def of_last(metric, value):
+    """`value`, for a `Last`; a kind of metric that this module was not taught is no `Last`."""
+    if not isinstance(metric, Last):
+        raise NotImplementedError(f"how micro-batches of a {type(metric).__name__} combine")
+    return value
 
 
 def add_metrics(accumulated, new):
@@ -37,7 +44,9 @@ def add_metrics(accumulated, new):
     def add(old, new):
         if isinstance(old, (WeightedMean, Sum)):
             return jax.tree.map(lambda a, b: a + b.astype(a.dtype), old, new)
-        return jax.tree.map(jnp.maximum, old, new) if isinstance(old, Max) else new
+        if isinstance(old, Max):
+            return jax.tree.map(jnp.maximum, old, new)
+        return of_last(old, new)
 
     return jax.tree.map(add, accumulated, new, is_leaf=is_metric)
 

@@ -79,7 +79,9 @@ class Shards:
         def reduce(metric):
             if isinstance(metric, (WeightedMean, Sum)):
                 return self.add(metric)
-            return jax.tree.map(self._max, metric) if isinstance(metric, Max) else metric
+            if isinstance(metric, Max):
+                return jax.tree.map(self._max, metric)
+            return _reduce.of_last(metric, metric)
 
         return jax.tree.map(reduce, accumulated, is_leaf=_reduce.is_metric)
 

@@ -220,8 +220,10 @@ def _combine(terms, totals, parts: int):
         if term.rule == "weighted":
             # A custom rule may return total and weight together; no gradient may reach it through the weight.
             total = _reduce.mean(total, jax.lax.stop_gradient(term.weight) if totals is None else totals[i])
-        elif term.rule == "mean" and parts > 1:
-            total = total / parts
+        elif term.rule == "mean":
+            total = total / parts if parts > 1 else total
+        elif term.rule != "sum":
+            raise NotImplementedError(f"how micro-batches of a term of rule {term.rule!r} combine")
         value = value + term.factor.astype(total.dtype) * total
     return value
 

@@ -78,8 +78,8 @@ def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = N
         raise RematWithoutEffect(
             wanted=f"a loss that marks its blocks, for remat={str(policy)!r}",
             got="a loss that declares `memory` but marks none, so the setting has nowhere to apply",
-            do="Wrap each repeated block, block = memory.block(block); or do not ask for `memory`, as in "
-            "from_linen(Net(), ...) for a function of it: then the layers are found.",
+            do="Wrap each repeated block, block = memory.block(block). Or leave `memory` out (pass Net(), not "
+            "lambda memory: Net(...)): then jaxmem finds the layers.",
         )
     program, inside = traced.jaxpr, _inside(traced.jaxpr)
     if inside and not queries.answer(policy):

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxmem import accumulate
 from jaxmem.config import MemoryConfig
-from jaxmem.objective import LossOutput, Objective, Sum, terms_of
+from jaxmem.objective import LossOutput, Objective, Sum, WeightedMean, terms_of
 from jaxmem.train._gradients import Outcome, checked_room, keep_gradients, start_state, to_host
 from jaxmem.train._loss import configured_loss, partition, state_reductions
 from jaxmem.train._spec import StepSpec
@@ -87,6 +87,9 @@ def _combined(start: Any, states: list[Any], names: Any) -> Any:
     return jax.tree.map(combine, start, names, *states)
 
 
+_RULES = {Sum: "sum", WeightedMean: "weighted"}
+
+
 def _rules(loss, trainable, batch, rng, state) -> list[str]:
     """How the micro-batches of each term combine: "weighted", "mean" or "sum"."""
     found: list[str] = []
@@ -94,10 +97,7 @@ def _rules(loss, trainable, batch, rng, state) -> list[str]:
     def trace(*args):
         trainable, batch, rng, state = args
         terms = terms_of(loss(trainable, batch, rng=rng, state=state))
-        found[:] = [
-            "sum" if isinstance(term, Sum) else "weighted" if isinstance(term, Objective) else "mean"
-            for _, term in terms
-        ]
+        found[:] = [_RULES[type(term)] if isinstance(term, Objective) else "mean" for _, term in terms]
 
     jax.eval_shape(trace, trainable, batch, rng, state)
     return found
