@@ -19,21 +19,12 @@ from jaxmem.train._update import abstract_arguments, abstract_state, make_update
 def jitted(spec: StepSpec) -> Callable:
     """`step(state, batch) -> (state, metrics)` for this machine, with `state` donated."""
     options = spec.compiler_options(resolve_target(None).platform)  # it runs here, whatever it is compiled for
-    return _jit(spec, compiler_options=options)
-
-
-def _jit(spec: StepSpec, **options: Any) -> Callable:
-    update = make_update(spec)
-
-    def step(state, batch):
-        return update(state, batch)[:2]
-
-    return jax.jit(step, donate_argnums=0, **options)
+    return jax.jit(make_update(spec), donate_argnums=0, compiler_options=options)
 
 
 @once
-def _with_facts(spec: StepSpec) -> Callable:
-    """The same program; as a third output, without arrays, its trace says how gradients were added."""
+def _jitted_elsewhere(spec: StepSpec) -> Callable:
+    """The same for other machines, without this one's options."""
     return jax.jit(make_update(spec), donate_argnums=0)
 
 
@@ -59,7 +50,7 @@ class TargetProgram:
     @property
     def added(self) -> Any:
         """How gradients of micro-batches are added up; None of one that has none."""
-        return self.traced.out_info[2]
+        return self.traced.out_info.added
 
 
 def trace_here(spec: StepSpec) -> jax.stages.Traced:
@@ -71,9 +62,11 @@ def trace_here(spec: StepSpec) -> jax.stages.Traced:
         return jitted(spec).trace(*abstract_arguments(spec))
 
 
-def trace_for(spec: StepSpec, target: Target, make: Callable[[StepSpec], Any] = _with_facts) -> TargetProgram:
-    """The step traced for a target."""
-    placed, function = place(abstract_arguments(spec), target), make(spec)  # made where this machine is asked for
+def trace_for(spec: StepSpec, target: Target) -> TargetProgram:
+    """The step traced for a target; for this machine, as it runs."""
+    here = not target.deviceless and target.platform == jax.default_backend()
+    function = jitted(spec) if here else _jitted_elsewhere(spec)
+    placed = place(abstract_arguments(spec), target)
     with on_target(placed.target) as scope, blaming(spec), spec.entered():
         traced = function.trace(*placed.args)
     return TargetProgram(traced=traced, target=placed.target, notes=(*placed.notes, *scope.notes))
@@ -83,7 +76,7 @@ def lower(spec: StepSpec, target: str | Target | None) -> jax.stages.Lowered:
     """The step lowered for a target; None is the default backend."""
     if target is None:
         return trace_here(spec).lower()
-    return trace_for(spec, resolve_target(target), _jit).lower()
+    return trace_for(spec, resolve_target(target)).lower()
 
 
 def compile_step(spec: StepSpec, target: str | Target | None) -> jax.stages.Compiled:

@@ -1,8 +1,8 @@
-"""One optimizer step of a spec, pure: `(state, batch) -> (state, metrics, how gradients were added)`; and its state."""
+"""One optimizer step of a spec, pure: `(state, batch) -> (state, metrics)`; and the state that it begins with."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -24,53 +24,67 @@ from jaxmem.workload import is_creator, select_paths
 LEVERS = (_reduction.LEVER, _remat.LEVER, _skip.LEVER)
 
 
-def make_update(spec: StepSpec) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, Any], Any]]:
-    """The step as it is traced: `update(state, batch) -> (state, metrics, Added)`; the last holds no arrays."""
-    update = functools.partial(_update, spec)
+class StepOutput(tuple):
+    """`(state, metrics)`, and how gradients were added, which holds no arrays: that of a trace tells it."""
+
+    added: accumulate.Added | None = None
+
+    @classmethod
+    def of(cls, added: accumulate.Added | None, children: Iterable[Any]) -> "StepOutput":
+        made = cls(children)
+        made.added = added
+        return made
+
+
+jax.tree_util.register_pytree_node(StepOutput, lambda output: (tuple(output), output.added), StepOutput.of)
+
+
+def make_update(spec: StepSpec) -> Callable[[TrainState, Any], StepOutput]:
+    """The step as it is traced: `(state, batch) -> (state, metrics)`."""
+    workload, dtypes = spec.workload, spec.config.dtypes
+
+    # Nested, since JAX names its own operations by the functions that call them, and reports take a name for a layer.
+    def update(state: TrainState, batch: Any, *, loss_scale: jax.Array | None = None, **options: Any):
+        trainable, frozen = partition(state.params, workload.trainable)
+        gradients = accumulate.value_and_grad(
+            spec.loss(frozen),
+            spec.config.accumulation_steps,
+            accumulator_dtype=dtypes.accumulator,
+            batch_axes=workload.batch_axes,
+            state_reduction=state_reductions(workload, state.state),
+            **options,
+        )
+        rng = jax.random.fold_in(state.rng, state.window)
+        out = gradients(trainable, batch, rng=rng, state=state.state, loss_scale=loss_scale)
+        # Optimizers that adapt to the loss (optax.contrib.reduce_on_plateau, …) take it as `value`; others ignore it.
+        with jax.named_scope(OPTIMIZER_SCOPE):
+            updates, opt_state = optimizer_of(spec).update(out.grads, state.opt_state, trainable, value=out.value)
+            trained = optax.apply_updates(trainable, updates)
+        new = dataclasses.replace(
+            state,
+            step=state.step + 1,
+            window=state.window + 1,
+            last_finite=jnp.isfinite(out.value),
+            params=merge(trained, frozen),
+            opt_state=opt_state,
+            state=out.state,
+            loss_scale=None,
+        )
+        metrics = with_own_metrics(out.metrics, loss=out.value)
+        return new, out, metrics if dtypes.output is None else precision.cast_floating(metrics, dtypes.output)
+
     for lever in LEVERS:
         update = lever.around(spec, update)
 
-    def step(state: TrainState, batch: Any):
+    def step(state: TrainState, batch: Any) -> StepOutput:
         check_state(abstract_state(spec), state)
-        check_precision(spec.workload, spec.config, state, batch)
+        check_precision(workload, spec.config, state, batch)
         new, out, metrics = update(state, batch)
         if spec.layout.mesh is not None:
             new = spec.layout.constrain(new, shardings(spec))
-        return new, metrics, out.added
+        return StepOutput.of(out.added, (new, metrics))
 
     return step
-
-
-def _update(spec: StepSpec, state: TrainState, batch: Any, *, loss_scale: jax.Array | None = None, **options: Any):
-    """Gradients of the batch and one update of the optimizer; `options` are those of `accumulate.value_and_grad`."""
-    workload, dtypes = spec.workload, spec.config.dtypes
-    trainable, frozen = partition(state.params, workload.trainable)
-    gradients = accumulate.value_and_grad(
-        spec.loss(frozen),
-        spec.config.accumulation_steps,
-        accumulator_dtype=dtypes.accumulator,
-        batch_axes=workload.batch_axes,
-        state_reduction=state_reductions(workload, state.state),
-        **options,
-    )
-    rng = jax.random.fold_in(state.rng, state.window)
-    out = gradients(trainable, batch, rng=rng, state=state.state, loss_scale=loss_scale)
-    # Optimizers that adapt to the loss (optax.contrib.reduce_on_plateau, …) take it as `value`; others ignore it.
-    with jax.named_scope(OPTIMIZER_SCOPE):
-        updates, opt_state = optimizer_of(spec).update(out.grads, state.opt_state, trainable, value=out.value)
-        trained = optax.apply_updates(trainable, updates)
-    new = dataclasses.replace(
-        state,
-        step=state.step + 1,
-        window=state.window + 1,
-        last_finite=jnp.isfinite(out.value),
-        params=merge(trained, frozen),
-        opt_state=opt_state,
-        state=out.state,
-        loss_scale=None,
-    )
-    metrics = with_own_metrics(out.metrics, loss=out.value)
-    return new, out, metrics if dtypes.output is None else precision.cast_floating(metrics, dtypes.output)
 
 
 def new_state(spec: StepSpec, given: list[Any], rng: Any) -> TrainState:

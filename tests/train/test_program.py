@@ -80,3 +80,35 @@ def test_a_config_may_be_named():
         analyze(make_train_step(workload), config)
     with pytest.raises(InputError, match="a Workload beside a config"):
         analyze(square, jnp.ones((8, 8)), BATCH, config=config)
+
+
+def test_helpers_of_the_step_are_no_layers():
+    """JAX names its own operations, such as those on keys, by the functions that call them."""
+
+    def loss(w, x, *, rng):
+        return jnp.mean(jnp.tanh(x @ w) ** 2) + 0 * jax.random.normal(rng, (8,)).mean()
+
+    workload = Workload(loss, jnp.ones((8, 8)), BATCH, optax.adam(0.1))
+    report = analyze(workload, MemoryConfig(accumulation_steps=2), target="cpu")
+    parts = {part for buffer in report.buffers for part in buffer.layer.split("/")}
+    assert parts and not [part for part in parts if part.startswith("_") or part == "update"]
+
+
+def test_a_report_and_a_run_on_this_machine_share_one_compile():
+    compiles = []
+
+    def count(event, duration, **_):
+        compiles.extend([event] * event.endswith("backend_compile_duration"))
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        step = make_train_step(Workload(square, jnp.ones((8, 8)), BATCH, optax.adam(0.1)))
+        state = step.init()
+        compiles.clear()
+        step.report()
+        step(state, BATCH)
+        assert len(compiles) == 1
+        state, metrics = step.compile()(step.init(), BATCH)
+        assert set(metrics) == {"loss"} and int(state.step) == 1
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)

@@ -151,7 +151,7 @@ def test_the_dtypes_of_the_state_are_stable_with_bfloat16_parameters(optimizer):
     given = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params())
     step = make(given=given, optimizer=optimizers[optimizer], config=MemoryConfig(accumulation_steps=2))
     before = step.abstract_state()
-    after, metrics, _ = jax.eval_shape(make_update(step.spec), before, BATCH)
+    after, metrics = jax.eval_shape(make_update(step.spec), before, BATCH)
     signature = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype), leaf.weak_type), tree)  # noqa: E731
     assert jax.tree.structure(before) == jax.tree.structure(after)
     assert jax.tree.leaves(signature(before)) == jax.tree.leaves(signature(after))

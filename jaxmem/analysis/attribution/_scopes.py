@@ -1,6 +1,6 @@
 """JAX's scope paths taken apart: phase, module path, operation.
 
-`jit(_step)/transpose(jvp(GPT))/while/body/closed_call/blocks/mlp_in/dot_general` is the operation dot_general
+`jit(step)/transpose(jvp(GPT))/while/body/closed_call/blocks/mlp_in/dot_general` is the operation dot_general
 of GPT/blocks/mlp_in in the backward pass.
 """
 
@@ -37,7 +37,7 @@ NO_SCOPE = Scope("", "", "")
 def parse_scope(op_name: str) -> Scope:
     """A scope path taken apart.
 
-    >>> parse_scope("jit(_step)/transpose(jvp(GPT))/while/body/closed_call/blocks/mlp_in/dot_general")
+    >>> parse_scope("jit(step)/transpose(jvp(GPT))/while/body/closed_call/blocks/mlp_in/dot_general")
     Scope(phase='backward', layer='GPT/blocks/mlp_in', op='dot_general')
     >>> parse_scope("jit(f)/mul;jit(f)/add").op
     'mul'
