@@ -13,6 +13,9 @@ from jaxmem.remat.auto._solution import in_the_way
 from jaxmem.remat.auto._solve import Limits, heavy, relaxed_price, solve
 
 
+_TOLERANCE = 1e-5  # of a budget, to which the solver meets it: a millionth was seen
+
+
 def assign(
     problem: Problem,
     budget_bytes: float,
@@ -59,9 +62,8 @@ def assign(
         bound = 0.0 if free is None else free.bound
     found = assignment_of(problem, members, price, bound)
     over = (found.total_bytes if working else found.kept_bytes) - budget_bytes
-    if over <= 0:
+    if not 0 < over <= _TOLERANCE * budget_bytes:
         return found
-    # The solver meets a budget to a millionth of it, which is more than nothing.
     options = {"objective": objective, "working": working, "offload": offload, "without": without, "unlike": unlike}
     less = assign(problem, budget_bytes - 2 * over, **options)
     return less and dataclasses.replace(less, bound=min(bound, less.bound))
