@@ -12,7 +12,6 @@ from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._solution import in_the_way
 from jaxmem.remat.auto._solve import Limits, heavy, relaxed_price, solve
 
-
 _TOLERANCE = 1e-5  # of a budget, to which the solver meets it: a millionth was seen
 
 
