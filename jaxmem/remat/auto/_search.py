@@ -118,9 +118,23 @@ class Search:
         return [t for t in self.trials if t.peak_bytes <= self.budget_bytes]
 
     def known(self, assignment: Assignment) -> Trial | None:
-        """A trial of the same choices."""
-        same = lambda a: (a.segments, a.choices) == (assignment.segments, assignment.choices)  # noqa: E731
-        return next((t for t in self.trials if same(t.assignment)), None)
+        """A trial of the same choices, or of such as compile to nearly the same program."""
+        return next((t for t in self.trials if self._alike(t.assignment, assignment)), None)
+
+    def _alike(self, a: Assignment, b: Assignment) -> bool:
+        if a.segments != b.segments:
+            return False
+        if a.choices == b.choices:
+            return True
+        if abs(a.price - b.price) > _SAME_PRICE * max(a.price, b.price):
+            return False
+        differ = 0
+        for name, at in self.problem.group_of.items():
+            group = self.problem.groups[at]
+            other = set(a.choices[name].kept) ^ set(b.choices[name].kept)
+            away = set(a.choices[name].offloaded) ^ set(b.choices[name].offloaded)
+            differ += group.times * int(group.candidates.value_bytes[[*other, *away]].sum())
+        return differ <= _MARGIN * self.budget_bytes
 
     def attempt(self, assignment: Assignment) -> Trial:
         found = self.measure(assignment)
