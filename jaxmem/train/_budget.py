@@ -1,4 +1,4 @@
-"""A remat budget of a whole step: posed on its loss, spent by the compiled peak."""
+"""A remat budget of a whole step: its problem is built of the loss, and it is spent by the compiled peak."""
 
 import dataclasses
 import logging

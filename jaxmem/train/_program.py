@@ -12,6 +12,7 @@ from jaxmem.targets import Target, compile_lowered, on_target, place, resolve_ta
 from jaxmem.train._mistakes import blaming
 from jaxmem.train._peaks import versions
 from jaxmem.train._spec import StepSpec, once
+from jaxmem.train._state import TrainState
 from jaxmem.train._update import abstract_arguments, abstract_state, make_update
 
 
@@ -33,11 +34,13 @@ class TargetProgram:
     """The step of a spec, traced for a target.
 
     Args:
-      traced: of `(state, batch)`.
+      arguments: shapes of `(state, batch)` where the step has them; `traced` has them on the target.
+      traced: of these.
       target: with the mesh of the arguments' shardings.
       notes: sentences on how it was placed and traced.
     """
 
+    arguments: tuple[TrainState, Any]
     traced: jax.stages.Traced
     target: Target
     notes: tuple[str, ...]
@@ -66,10 +69,12 @@ def trace_for(spec: StepSpec, target: Target) -> TargetProgram:
     """The step traced for a target; for this machine, as it runs."""
     here = not target.deviceless and target.platform == jax.default_backend()
     function = jitted(spec) if here else _jitted_elsewhere(spec)
-    placed = place(abstract_arguments(spec), target)
+    arguments = abstract_arguments(spec)
+    placed = place(arguments, target)
     with on_target(placed.target) as scope, blaming(spec), spec.entered():
         traced = function.trace(*placed.args)
-    return TargetProgram(traced=traced, target=placed.target, notes=(*placed.notes, *scope.notes))
+    notes = (*placed.notes, *scope.notes)
+    return TargetProgram(arguments=arguments, traced=traced, target=placed.target, notes=notes)
 
 
 def lower(spec: StepSpec, target: str | Target | None) -> jax.stages.Lowered:

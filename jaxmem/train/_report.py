@@ -22,7 +22,7 @@ from jaxmem.train._mistakes import blaming
 from jaxmem.train._peaks import Peak
 from jaxmem.train._program import TargetProgram, trace_for
 from jaxmem.train._spec import StepSpec
-from jaxmem.train._update import LEVERS, abstract_arguments, idle_settings
+from jaxmem.train._update import LEVERS, idle_settings
 
 _KIND_OF = kinds_by_path(
     {"state": "state", "state.params": "parameters", "state.opt_state": "optimizer_state", "batch": "batch"}
@@ -42,7 +42,7 @@ def program(spec: StepSpec, name: str, target: Target) -> Program:
     notes += [] if traced.added is None else [str(traced.added)]
     notes += map(told, spec.faults_avoided(target.platform))
     fields = {field: value for one in said for field, value in one.fields.items()}
-    trainable, _ = partition(abstract_arguments(spec)[0].params, spec.workload.trainable)
+    trainable, _ = partition(traced.arguments[0].params, spec.workload.trainable)
     return Program.from_traced(
         traced.traced,
         target=traced.target,

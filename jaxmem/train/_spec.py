@@ -115,11 +115,14 @@ class StepSpec:
         dtype = self.config.dtypes.params
         return params if dtype is None else precision.cast_floating(params, dtype), state
 
+    def abstract_given(self) -> tuple[list[Any], Any]:
+        """Shapes of `given` and of the key: on the devices of a target none can be made."""
+        return jax.tree.map(unsharded, self.given()), jax.eval_shape(lambda: self.rng)
+
     def abstract_model(self) -> tuple[Any, Any, Any]:
         """Shapes of parameters, model state and key."""
-        rng = jax.eval_shape(lambda: self.rng)  # on the devices of a target no key can be made
-        params, state = jax.eval_shape(self.new_model, jax.tree.map(unsharded, self.given()), rng)
-        return params, state, rng
+        given, rng = self.abstract_given()
+        return *jax.eval_shape(self.new_model, given, rng), rng
 
     def abstract_params(self) -> Any:
         """Shapes of the parameters with the shardings that the workload's own have."""

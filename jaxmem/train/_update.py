@@ -12,7 +12,6 @@ import optax
 from jaxmem import accumulate, precision
 from jaxmem._scopes import OPTIMIZER_SCOPE
 from jaxmem.train import _reduction, _remat, _skip
-from jaxmem.train._layout import unsharded
 from jaxmem.train._lever import with_own_metrics
 from jaxmem.train._loss import check_precision, merge, partition, state_reductions
 from jaxmem.train._optimizer import optimizer_of
@@ -109,8 +108,7 @@ def new_state(spec: StepSpec, given: list[Any], rng: Any) -> TrainState:
 
 def abstract_state(spec: StepSpec) -> TrainState:
     """Shapes and dtypes of the state that `new_state` makes."""
-    rng = jax.eval_shape(lambda: spec.rng)  # on the devices of a target no key can be made
-    return jax.eval_shape(functools.partial(new_state, spec), jax.tree.map(unsharded, spec.given()), rng)
+    return jax.eval_shape(functools.partial(new_state, spec), *spec.abstract_given())
 
 
 def abstract_arguments(spec: StepSpec) -> tuple[TrainState, Any]:
