@@ -66,7 +66,7 @@ _PACKAGES = ("accumulate", "analysis", "errors", "precision", "remat", "report",
 __all__ = [*_NAMES, *_PACKAGES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-_display.draw_with(lambda: importlib.import_module("jaxmem.report"))
+_display.draw_with(lambda: importlib.import_module("jaxmem.report.shown"))
 
 
 def __getattr__(name: str):

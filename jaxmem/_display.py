@@ -115,6 +115,6 @@ def draw_with(load: Callable[[], Any]) -> None:
 
 
 def renderers() -> Any:
-    """The package of renderers, `jaxmem.report`, loaded when a record is first shown."""
+    """The module of renderers, `jaxmem.report.shown`, loaded when a record is first shown."""
     assert _load is not None, "importing any part of jaxmem imports its top, which says what draws"
     return _load()

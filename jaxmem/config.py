@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmem._shown import Brief
 from jaxmem.budget import PREFIX, Budget, is_auto, parse_budget
 from jaxmem.errors import ConfigError
 from jaxmem.loss_scale import DynamicLossScale, as_loss_scale
@@ -19,7 +20,7 @@ GRADIENT_REDUCTIONS = ("auto", "once", "each")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Precision:
+class Precision(Brief):
     """The dtypes of a training step.
 
     Args:
@@ -65,7 +66,7 @@ class Precision:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MemoryConfig:
+class MemoryConfig(Brief):
     """How a step is made to fit; equal by value, hashable, with a JSON round trip.
 
     Args:
@@ -197,7 +198,7 @@ class MemoryConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(Brief):
     """The handle that a loss declares as `memory`: equal by value, passed explicitly.
 
     It is never ambient: jit caches a trace by its arguments, so a policy in a context variable would go stale.

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxmem._shown import Brief
 from jaxmem.errors import ConfigError
 
 DYNAMIC = "dynamic"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DynamicLossScale:
+class DynamicLossScale(Brief):
     """A loss scale that searches for the largest value without overflow; equal by value, hashable.
 
     The scale is constant within a window (one optimizer step). A window whose loss or gradients are not finite is

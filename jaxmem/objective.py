@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxmem._shown import Brief
 
-class Objective:
+
+class Objective(Brief):
     """Base class of terms that can be summed and scaled into an objective; use `WeightedMean` or `Sum`.
 
     A bare scalar joins a sum as a mean over examples:
@@ -97,7 +99,7 @@ class Sum(Objective):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Max:
+class Max(Brief):
     """A metric whose maximum over micro-batches is kept."""
 
     value: Any
@@ -105,7 +107,7 @@ class Max:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Last:
+class Last(Brief):
     """A metric whose value in the last micro-batch is kept."""
 
     value: Any
@@ -134,7 +136,7 @@ class ObjectiveSum(Objective):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class LossOutput:
+class LossOutput(Brief):
     """A loss's output with metrics or model state, where a bare objective is not enough.
 
     Args:

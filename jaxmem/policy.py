@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from jaxmem._shown import Brief
 from jaxmem.errors import ConfigError, UnknownPolicyError
 
 Fate = Literal["save", "offload", "recompute"]
@@ -16,7 +17,7 @@ _DOTS = ("none", "no_batch", "all")  # each keeps what the one before it keeps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy(Brief):
     """Which values a block saves for its backward pass; equal by value, hashable, with a JSON round trip.
 
     `|` combines policies. The order of patterns does not matter: they are stored sorted.

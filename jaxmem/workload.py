@@ -1,6 +1,7 @@
 """What is trained: a loss, its parameters, a batch and an optimizer."""
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxmem._shown import Shown, arrays_in_words, name_of, one_line
 from jaxmem._signatures import check_call, check_loss
 from jaxmem.errors import BatchError, StateError, WorkloadError
 from jaxmem.objective import LossOutput, WeightedMean
@@ -18,7 +20,7 @@ STATE_REDUCTIONS = ("carry", "mean", "sum", "max", "last")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Workload:
+class Workload(Shown):
     """A training problem, compared by identity.
 
     Args:
@@ -127,6 +129,14 @@ class Workload:
                 do="Give batch_axes the structure of the batch, or a single value for all of its leaves.",
             ) from error
 
+    def __repr__(self) -> str:
+        made = is_creator(self.params)
+        params = "(made from a key)" if made else arrays_in_words(self.params)
+        shapes = (_short(leaf) for leaf in jax.tree.leaves(self.batch))
+        batch = [("", text) for text in shapes]
+        about = [("loss", name_of(self.loss_fn)), ("optimizer", optimizer_name(self.optimizer)), ("params", params)]
+        return one_line("Workload", [*about, ("", "batch:"), *batch])
+
     def _check_options(self):
         options = self.compiler_options
         if options is None:
@@ -232,6 +242,26 @@ def _short(value) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype}{list(value.shape)}"
     return f"a {type(value).__name__}"
+
+
+def optimizer_name(optimizer) -> str:
+    """The names of the optax transformations that an optimizer is made of; those without state have none of their own.
+
+    >>> import optax
+    >>> optimizer_name(optax.chain(optax.clip(1.0), optax.adamw(1e-3)))
+    'chain(scale_by_adam, add_decayed_weights)'
+    """
+    parts = [part for part in _parts(optimizer.init) if part not in ("identity", "init_empty_state")]
+    return parts[0] if len(parts) == 1 else f"chain({', '.join(parts)})"
+
+
+def _parts(init) -> list[str]:
+    name = getattr(init, "__qualname__", type(init).__name__).partition(".<locals>")[0]
+    if name != "chain" or not inspect.isfunction(init):
+        return [name]
+    held = inspect.getclosurevars(init).nonlocals.values()
+    parts = next((each for each in held if isinstance(each, tuple) and all(map(callable, each))), ())
+    return [inner for part in parts for inner in _parts(part)]
 
 
 def path_string(path, *, root: str = "") -> str:

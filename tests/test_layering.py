@@ -32,6 +32,7 @@ BASE = frozenset(
         "_product_flops",
         "_stdout",
         "_scopes",
+        "_shown",
         "_signatures",
         "_source",
         "_units",

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem._scopes import ACCUMULATE_SCOPE
+from jaxmem._shown import Brief
 from jaxmem.accumulate._reduce import accumulator_dtype_of
 from jaxmem.errors import ConfigError
 from jaxmem.workload import path_string
@@ -23,7 +24,7 @@ from jaxmem.workload import path_string
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Added:
+class Added(Brief):
     """How the gradients of micro-batches were added up.
 
     Args:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._scopes import ACCUMULATE_SCOPE, OPTIMIZER_SCOPE
+from jaxmem._shown import Brief
 from jaxmem.accumulate import _reduce
 from jaxmem.accumulate._gradient_sum import Added
 from jaxmem.accumulate._micro_batch_scans import add_up, total_weights, weight_dtype
@@ -23,7 +24,7 @@ from jaxmem.errors import ConfigError, ObjectiveError
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Gradients:
+class Gradients(Brief):
     """Everything that one optimizer step needs from a batch.
 
     Args:

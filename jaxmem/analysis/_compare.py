@@ -12,7 +12,7 @@ import jax
 import jaxlib.version
 
 from jaxmem._blame import is_own_fault, reason, whole_tracebacks
-from jaxmem._display import renderers
+from jaxmem._shown import Shown, one_line
 from jaxmem._units import format_bytes
 from jaxmem.analysis._build import analyze_program
 from jaxmem.analysis._program import Program, as_program, known
@@ -23,7 +23,7 @@ from jaxmem.targets import Target, resolve_target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Shown):
     """Reports of several variants compiled for one target.
 
     Args:
@@ -40,6 +40,12 @@ class Comparison:
     provenance: str = "compiled"
     versions: tuple[tuple[str, str], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        rows = [f"{row.name!r} {format_bytes(row.peak_bytes)} ({row.fits})" for row in self.rows]
+        refused = [("refused", str(len(self.refused)))] if self.refused else []
+        about = [("target", repr(self.target)), ("provenance", self.provenance), *refused]
+        return one_line("Comparison", [*about, *(("", text) for text in rows)])
 
     def __getitem__(self, name: str) -> MemoryReport:
         for row in self.rows:
@@ -60,13 +66,6 @@ class Comparison:
     def to_json(self) -> str:
         """`to_dict` as indented JSON."""
         return json.dumps(self.to_dict(), indent=2)
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return renderers().report_fragment(self)
-
-    def __str__(self) -> str:
-        return "\n".join([*(str(row) for row in self.rows), *(f"{name}: {why}" for name, why in self.refused)])
 
 
 def join_comparisons(comparisons: Sequence[Comparison], *, name_targets: bool = False) -> Comparison:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxmem._miscompilations import Miscompilation
+from jaxmem._shown import Brief
 from jaxmem.analysis._sizes import MemoryBytes
 from jaxmem.analysis.assignment import Assignment, BufferDump
 from jaxmem.analysis.hlo._flops import HloFlops, hlo_flops
@@ -19,7 +20,7 @@ from jaxmem.targets import Target, compile_noting, read_back
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class CompiledProgram:
+class CompiledProgram(Brief, identity=("platform", "how", "said")):
     """A compiled program, or a refused one.
 
     Args:

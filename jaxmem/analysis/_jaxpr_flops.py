@@ -7,10 +7,11 @@ from jax.extend import core
 
 from jaxmem._jaxpr_costs import calls_of, product_flops, rule_of
 from jaxmem._scopes import BACKWARD_SCOPE, REMAT_SCOPE
+from jaxmem._shown import Brief
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JaxprFlops:
+class JaxprFlops(Brief):
     """What a jaxpr asks for in dots and convolutions, over all devices.
 
     Args:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxmem._shown import Brief
 from jaxmem.analysis._compiled import CompiledProgram, read_compiled
 from jaxmem.analysis._jaxpr_flops import JaxprFlops, jaxpr_flops
 from jaxmem.errors import InputError
@@ -15,7 +16,7 @@ from jaxmem.targets import Target, in_mesh, mesh_of, on_target, place
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Program:
+class Program(Brief, identity=("name", "remat", "shards")):
     """A program to be analysed. Values that cost work may be functions, called when needed.
 
     Args:

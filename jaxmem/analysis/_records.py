@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 from jaxmem._display import column, record
+from jaxmem._shown import Brief
 
 KINDS = (
     "parameters",
@@ -32,7 +33,7 @@ Phase = Literal["forward", "backward", "recompute", "update", ""]
 
 
 @record
-class Buffer:
+class Buffer(Brief, identity=("name", "kind", "size_bytes", "shape", "op", "layer", "source")):
     """One buffer of the compiled program, and where it comes from. Texts are empty where nothing is known."""
 
     # fmt: off
@@ -73,7 +74,7 @@ class Buffer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Loop:
+class Loop(Brief):
     """A loop of the schedule: its body is positions `start` to `end`, both included, run `trips` times."""
 
     name: str
@@ -83,7 +84,7 @@ class Loop:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Moment:
+class Moment(Brief):
     """The live bytes from `position` of the schedule until the next moment.
 
     Args:
@@ -106,7 +107,7 @@ class Moment:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Timeline:
+class Timeline(Brief, identity=("length", "peak_position", "moments", "buffers")):
     """Live device bytes over the schedule.
 
     Args:
@@ -125,7 +126,7 @@ class Timeline:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerBytes:
+class LayerBytes(Brief):
     """Bytes at peak of one kind in one layer."""
 
     layer: str
@@ -134,7 +135,7 @@ class LayerBytes:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DtypeBytes:
+class DtypeBytes(Brief):
     """Bytes of the arguments of one kind that are kept in one dtype."""
 
     kind: str
@@ -143,7 +144,7 @@ class DtypeBytes:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DonationMiss:
+class DonationMiss(Brief):
     """A donated argument that no output could reuse."""
 
     path: str
@@ -153,7 +154,7 @@ class DonationMiss:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(Brief, identity=("kind", "size_bytes", "title")):
     """Something that costs bytes, and what to do about it.
 
     Args:
@@ -173,7 +174,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepTime:
+class StepTime(Brief):
     """An estimate of the time that one call takes; nothing was run.
 
     Args:

@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from jaxmem._display import column, columns, in_words, record, renderers
+from jaxmem._display import column, columns, record
+from jaxmem._shown import Shown
 from jaxmem._units import format_bytes
 from jaxmem.analysis._fits import Fits
 from jaxmem.analysis._json import read_record, record_schema, values_of
@@ -30,7 +31,7 @@ def _timed(report: "MemoryReport") -> str:
 
 
 @record
-class MemoryReport:
+class MemoryReport(Shown, identity=("name", "target", "peak_bytes", "fits", "provenance")):
     """What a compiled program needs. Bytes are per device; None means unknown."""
 
     # fmt: off
@@ -156,19 +157,6 @@ class MemoryReport:
         True
         """
         return read_record(cls, values, schema=SCHEMA, computed=("provenances",))
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return renderers().report_fragment(self)
-
-    def __str__(self) -> str:
-        lines = [f"{self.name} on {self.target} ({self.backend}, jax {self.jax_version})"]
-        for name, provenance in self.provenances.items():
-            value = getattr(self, name)
-            if isinstance(value, int | float):
-                lines.append(f"  {name} = {in_words(name, value)} ({provenance})")
-        lines.append(f"  fits = {self.fits}: {self.fits_reason}")
-        return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
 
 
 def report_schema() -> dict[str, Any]:

@@ -5,12 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from jaxmem._shown import Brief
 from jaxmem.loss_scale import DynamicLossScale
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LossScaleState:
+class LossScaleState(Brief):
     """The state of a loss scale: a pytree of three arrays. The config holds the rule by which it changes.
 
     Args:

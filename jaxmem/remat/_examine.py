@@ -9,6 +9,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxmem._compat import called_jaxprs, checkpoint_name_of, prevents_cse
+from jaxmem._shown import Shown
 from jaxmem.errors import RematWithoutEffect
 from jaxmem.policy import Policy, as_policy, matches
 from jaxmem.remat._queries import PolicyQueries, check_names
@@ -21,7 +22,7 @@ _NEARLY_ALL = 0.9  # a block that makes this share of a loss's values is the who
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Examination:
+class Examination(Shown, identity=("blocks", "residuals", "names", "warnings")):
     """What a dry trace found.
 
     Args:

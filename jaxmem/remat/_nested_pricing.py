@@ -5,11 +5,12 @@ from typing import Literal
 
 import numpy as np
 
+from jaxmem._shown import Brief
 from jaxmem.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NestedScanBytes:
+class NestedScanBytes(Brief):
     """What the backward pass of one `nested_scan` holds and does, per device.
 
     Args:

@@ -2,21 +2,18 @@
 
 import dataclasses
 import json
-import os
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from jaxmem._shown import Brief, Shown
 from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._checkpoint import checkpoint
 from jaxmem.remat._queries import PolicyQueries, check_names
 from jaxmem.remat.jaxprs import is_on_host, num_bytes, origin, vjp_residuals
 
-_SMALL = 1 / 500  # kinds of values below this share of the total are one line of the text
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Residual:
+class Residual(Brief):
     """One value that is kept.
 
     Args:
@@ -42,7 +39,7 @@ class Residual:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ResidualTable:
+class ResidualTable(Shown, identity=("total_bytes", "host_bytes", "rows", "before", "provenance")):
     """The residuals of a function, the largest first; modelled.
 
     Args:
@@ -91,32 +88,6 @@ class ResidualTable:
     def to_json(self) -> str:
         """`to_dict` as indented JSON."""
         return json.dumps(self.to_dict(), indent=2)
-
-    def __str__(self) -> str:
-        """An aligned table; values that differ only in the number of their module are one line."""
-        tables = [self] if self.before is None else [self.before, self]
-        columns = [_groups(table) for table in tables]
-        sizes = {key: [column[key].size if key in column else 0 for column in columns] for c in columns for key in c}
-        keys = sorted(sizes, key=lambda key: (-max(sizes[key]), key))
-        header = ["bytes"] if self.before is None else ["before", "after"]
-        lines = [[*header, "count", "dtype[shape]", "name", "op", "module", "source"]]
-        largest = max((table.total_bytes for table in tables), default=0)
-        shown = [key for key in keys if max(sizes[key]) >= _SMALL * largest]
-        for key in shown:
-            groups = [column[key] for column in columns if key in column]
-            cells = [f"{size:,}" if size else "-" for size in sizes[key]]
-            count = max(group.count for group in groups)
-            what, name, op, source = key
-            module = _common([module for group in groups for module in group.modules])
-            lines.append([*cells, f"{count}", what, name or "-", op, module or "-", source or "-"])
-        if rest := keys[len(shown) :]:  # they are sorted by size
-            sums = [sum(column) for column in zip(*(sizes[key] for key in rest), strict=True)]
-            lines.append([*[f"{size:,}" for size in sums], "", f"{len(rest)} smaller kinds", "", "", "", ""])
-        lines.append([*[f"{table.total_bytes:,}" for table in tables], "", "total", "", "", "", ""])
-        if self.host_bytes:
-            host = f"{self.host_bytes:,}"
-            lines.append([*[""] * (len(tables) - 1), host, "", "of which on the host", "", "", "", ""])
-        return aligned(lines, right=len(tables) + 1)
 
 
 def residuals(fn: Callable, *args, argnums: int | None = None, policy: str | Policy | None = None) -> ResidualTable:
@@ -168,52 +139,3 @@ def _row(jaxpr, var) -> Residual:
     shape, dtype = tuple(var.aval.shape), str(var.aval.dtype)
     made = dataclasses.asdict(origin(jaxpr, var))
     return Residual(size_bytes=num_bytes(var.aval), shape=shape, dtype=dtype, memory=where, **made)
-
-
-# -- text --------------------------------------------------------------------------------------------
-
-
-def aligned(lines: Sequence[Sequence[str]], right: int) -> str:
-    """Columns two spaces apart, the first `right` of them set to the right.
-
-    >>> print(aligned([["bytes", "name"], ["7", "x"]], right=1))
-    bytes  name
-        7  x
-    """
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = [
-        [c.rjust(w) if i < right else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
-        for line in lines
-    ]
-    return "\n".join("  ".join(row).rstrip() for row in rows)
-
-
-@dataclasses.dataclass
-class _Group:
-    size: int
-    count: int
-    modules: list[str]
-
-
-def _groups(table: ResidualTable) -> dict[tuple[str, str, str, str], _Group]:
-    groups: dict[tuple[str, str, str, str], _Group] = {}
-    for row in table.rows:
-        what = f"{row.dtype}[{','.join(map(str, row.shape))}]{' host' if row.memory == 'host' else ''}"
-        group = groups.setdefault((what, row.name or "", row.op, os.path.basename(row.source)), _Group(0, 0, []))
-        group.size += row.size_bytes
-        group.count += row.count
-        group.modules.append(row.module)
-    return groups
-
-
-def _common(modules: list[str]) -> str:
-    """One module path for several: numbers that differ become a star, and what differs otherwise is cut off.
-
-    >>> _common(["GPT/block_0/mlp", "GPT/block_1/mlp"]), _common(["GPT/a", "GPT/b"])
-    ('GPT/block_*/mlp', 'GPT')
-    """
-    distinct = sorted(set(modules))
-    if len(distinct) == 1:
-        return distinct[0]
-    starred = {re.sub(r"\d+", "*", module) for module in distinct}
-    return starred.pop() if len(starred) == 1 else os.path.commonpath(starred) if all(starred) else ""

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxmem._display import columns
+from jaxmem._shown import Brief, Shown, one_line
 from jaxmem._units import format_bytes
 from jaxmem.analysis import Buffer, MemoryReport
 from jaxmem.report._page import in_order
@@ -22,7 +23,7 @@ _SIDE = ("name", "target", "backend", "jax_version", "remat", "peak_bytes", "fit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Change:
+class Change(Brief):
     """Bytes of one thing in two reports.
 
     Args:
@@ -48,7 +49,7 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Diff:
+class Diff(Shown):
     """What changed between two reports, the largest changes first; `kinds` are all there are, in their fixed order."""
 
     before: MemoryReport
@@ -56,6 +57,11 @@ class Diff:
     kinds: tuple[Change, ...]
     layers: tuple[Change, ...]
     buffers: tuple[Change, ...]
+
+    def __repr__(self) -> str:
+        sides = [("before", self.before), ("after", self.after)]
+        told = [(side, f"{one.name!r} on {one.target}, {format_bytes(one.peak_bytes)}") for side, one in sides]
+        return one_line("Diff", [*told, ("", f"{len(self.layers)} layers and {len(self.buffers)} buffers changed")])
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values: `before` and `after` in short, then `kinds`, `layers` and `buffers` that changed."""

@@ -3,10 +3,13 @@
 import csv
 import dataclasses
 import io
+from collections.abc import Iterable
 from typing import Any
 
-from jaxmem.analysis import Buffer, MemoryReport, Timeline
+from jaxmem._display import columns
+from jaxmem.analysis import Buffer, Comparison, MemoryReport, Timeline
 from jaxmem.report._page import in_order
+from jaxmem.report.differences import Change, Diff
 
 _PROCESS = 1
 _OPERATIONS, _LOOPS = 1, 2
@@ -18,12 +21,46 @@ def buffers_csv(report: MemoryReport) -> str:
 
     Names are as the program has them; a spreadsheet may take one that begins with "=" for a formula.
     """
+    return records_csv(Buffer, report.buffers)
+
+
+def records_csv(cls: type, records: Iterable[Any]) -> str:
+    """Records of one class as a line of field names, then a line each; a shape is written 8x1024.
+
+    >>> from jaxmem.analysis import DtypeBytes
+    >>> print(records_csv(DtypeBytes, [DtypeBytes(kind="parameters", dtype="float32", size_bytes=4)]), end="")
+    kind,dtype,size_bytes
+    parameters,float32,4
+    """
+    names = [field.name for field in dataclasses.fields(cls)]
+    return _csv(names, ([_cell(getattr(record, name)) for name in names] for record in records))
+
+
+def comparison_csv(comparison: Comparison) -> str:
+    """A line a variant: its name and setting, then the columns of the tables of comparisons, in bytes and seconds."""
+    shown = [each.name for view in ("row", "page_row") for each in columns(MemoryReport, view)]
+    names = list(dict.fromkeys(["name", "target", "provenance", "remat", *shown, "capacity_bytes", "fits_reason"]))
+    return _csv(names, ([getattr(row, name) for name in names] for row in comparison.rows))
+
+
+def diff_csv(found: Diff) -> str:
+    """A line a change, of kinds, layers and buffers."""
+    names = [field.name for field in dataclasses.fields(Change)]
+    parts = {"kind": found.kinds, "layer": found.layers, "buffer": found.buffers}
+    rows = [[part, *(getattr(c, n) for n in names), c.change_bytes] for part, changes in parts.items() for c in changes]
+    return _csv(["of", *names, "change_bytes"], rows)
+
+
+def _csv(names: list[str], rows: Iterable[list]) -> str:
     text = io.StringIO()
-    names = [field.name for field in dataclasses.fields(Buffer)]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([getattr(buffer, name) for name in names] for buffer in report.buffers)
+    writer.writerows(rows)
     return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def chrome_trace(report: MemoryReport) -> dict[str, Any]:

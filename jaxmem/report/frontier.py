@@ -1,9 +1,13 @@
-"""The curve of memory against recomputation as a plot."""
+"""The curve of memory against recomputation, as a plot and for a terminal."""
 
 from typing import TYPE_CHECKING
 
+from rich.console import Group
+from rich.text import Text
+
 from jaxmem._units import format_bytes, format_flops, format_seconds
 from jaxmem.remat import Frontier, FrontierPoint
+from jaxmem.report.terminal import table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -68,3 +72,17 @@ def _hover(point: FrontierPoint) -> str:
         f"{name}{format_bytes(point.total_bytes)}, of these {format_bytes(point.kept_bytes)} kept<br>"
         f"{format_flops(int(point.recompute_flops))} and {format_seconds(point.recompute_seconds)} recomputed"
     )
+
+
+def render_frontier(frontier: Frontier) -> Group:
+    """A line for each point, the fewest bytes first, JAX's own policies among them; for a terminal."""
+    rows = sorted((*frontier.points, *frontier.policies), key=lambda p: (p.kept_bytes, -p.recompute_flops))
+    numbers = ("kept", "with working set", "recomputed", "in", "with keeping")
+    made = table((*numbers, "policy"), right=numbers)
+    for p in rows:
+        sizes = format_bytes(p.kept_bytes), format_bytes(p.total_bytes), format_flops(int(p.recompute_flops))
+        # Keeping takes time too, which is in the price; with "flops" the price is what is recomputed.
+        price = format_seconds(p.price) if frontier.objective == "seconds" else "-"
+        made.add_row(*sizes, format_seconds(p.recompute_seconds), price, Text(p.name or "(chosen)"))
+    refused = [Text(f"{name}: {why}") for name, why in frontier.refused]
+    return Group(made, *refused, Text(f"\n{frontier.provenance}, by {frontier.objective}", style="dim"))

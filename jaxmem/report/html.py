@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a report, a comparison or a diff, and a short piece for notebooks."""
+"""One self-contained HTML page of a report, a comparison or a diff."""
 
 import functools
 import importlib.resources
@@ -23,7 +23,6 @@ _WRAPPED = re.compile(
     re.DOTALL,
 )
 _MOST_CHANGES = 200
-_TOP = 8
 
 
 def html_report(report: MemoryReport | Comparison, *, against: MemoryReport | None = None) -> str:
@@ -61,7 +60,7 @@ def html_report(report: MemoryReport | Comparison, *, against: MemoryReport | No
             do="Pass what jaxmem.analyze or jaxmem.compare returned.",
         )
     points = frontier_points(report) if isinstance(report, Comparison) else []
-    return _rendered(
+    return rendered(
         "report.html.jinja",
         mode=mode,
         title=title,
@@ -71,8 +70,8 @@ def html_report(report: MemoryReport | Comparison, *, against: MemoryReport | No
         diff=_diff_view(diff(*reports)) if mode == "diff" else None,
         frontier=len([point for point in points if point["peak_bytes"] is not None]) > 1,
         selected=len(reports) - 1 if mode == "diff" else 0,
-        css=_asset("kinds.css") + _asset("report.css"),
-        scripts=[_asset(f"js/{name}.js") for name in _SCRIPTS],
+        css=asset("kinds.css") + asset("report.css"),
+        scripts=[asset(f"js/{name}.js") for name in _SCRIPTS],
         plotly=_plotly(),
         data=_data(reports, mode, points),
     )
@@ -83,25 +82,6 @@ def write_html(
 ) -> None:
     """Writes `html_report` to a file, in UTF-8."""
     Path(path).write_text(html_report(report, against=against), encoding="utf-8")
-
-
-def report_fragment(report: MemoryReport | Comparison) -> str:
-    """A short piece of HTML without scripts, for a notebook: verdict, peak by kind, largest buffers."""
-    rows = list(report.rows) if isinstance(report, Comparison) else [report]
-    scale = max([*(row.peak_bytes or 0 for row in rows), 1])
-    return _rendered(
-        "fragment.html.jinja",
-        css=_asset("kinds.css") + _asset("fragment.css"),
-        refused=report.refused if isinstance(report, Comparison) else (),
-        items=[
-            {
-                "view": report_view(row),
-                "bar": segments(row, scale),
-                "buffers": row.buffers[:_TOP] if len(rows) == 1 else (),
-            }
-            for row in rows
-        ],
-    )
 
 
 def _diff_view(changes: Diff) -> dict[str, Any]:
@@ -139,7 +119,8 @@ def _data(reports: list[MemoryReport], mode: str, points: list[dict[str, Any]]):
     return Markup(text)
 
 
-def _rendered(template: str, **values) -> str:
+def rendered(template: str, **values) -> str:
+    """A template of `assets/` with its values, every text escaped."""
     page = _environment().get_template(template).render(**values)
     return page.encode("utf-8", "replace").decode("utf-8")  # half a surrogate in a name has no UTF-8
 
@@ -159,7 +140,7 @@ def _environment():
     return environment
 
 
-def _asset(name: str):
+def asset(name: str):
     """A style sheet or script of ours, to stand in the page as it is."""
     from markupsafe import Markup
 

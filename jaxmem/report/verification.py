@@ -1,13 +1,16 @@
-"""Verifications for a terminal, as rich renderables."""
+"""Verifications, equivalences and examinations for a terminal, as rich renderables."""
 
 from collections.abc import Sequence
 
 from rich.console import Group
 from rich.text import Text
 
+from jaxmem.remat import Examination
+from jaxmem.report.residuals import render_residuals
 from jaxmem.report.terminal import table
-from jaxmem.train import Verification
+from jaxmem.train import Equivalence, Verification
 
+_WORST = 8
 _STYLE = {"pass": "green", "fail": "red", "uncertain": "yellow"}
 
 
@@ -34,3 +37,28 @@ def render_verifications(verifications: Sequence[Verification]) -> Group:
         Text(f"Gradients against {' or '.join(references)}, {where}.", style="dim"),
         *(Text(note, style="dim") for note in dict.fromkeys(note for found in verifications for note in found.notes)),
     )
+
+
+def render_equivalence(found: Equivalence) -> Group:
+    """What was compared, and the leaves that are furthest apart."""
+    said = (
+        f"gradients equal {found.reference} to {found.worst_error:.1e}, within {found.tolerance:.0e} ({found.dtype}): "
+        f"{len(found):,} leaves"
+    )
+    made = table(("error", "leaf", "dtype[shape]", "got", "expected", "at"), right=("error", "got", "expected"))
+    for leaf in found[:_WORST]:
+        shape = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+        at = ", ".join(map(str, leaf.index))
+        cells = (f"{leaf.relative_error:.1e}", leaf.path, shape, f"{leaf.got:.6g}", f"{leaf.expected:.6g}", at)
+        made.add_row(*map(Text, cells))
+    more = len(found) - _WORST
+    rest = [Text(f"and {more:,} more leaves, which are nearer", style="dim")] if more > 0 else []
+    return Group(Text(said, style="bold"), Text("\nthe worst leaves, by relative error", style="bold"), made, *rest)
+
+
+def render_examination(found: Examination) -> Group:
+    """The residuals, and what the policy does not do."""
+    blocks = f"{found.blocks} call{'s' if found.blocks != 1 else ''} of blocks"
+    names = f", which offer {', '.join(found.names)}" if found.names else ""
+    warnings = [Text(f"! {warning}", style="yellow") for warning in found.warnings]
+    return Group(render_residuals(found.residuals), Text(f"\n{blocks}{names}"), *warnings)

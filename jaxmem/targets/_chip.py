@@ -3,12 +3,14 @@
 import dataclasses
 import os
 
+from jaxmem._shown import Brief
+
 PCIE_3 = 15_750_000_000
 """Bytes per second in one direction over 16 lanes of PCI Express 3; each later version doubles it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TpuFacts:
+class TpuFacts(Brief):
     """What libtpu needs to know about a TPU.
 
     Args:
@@ -29,7 +31,7 @@ class TpuFacts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GpuFacts:
+class GpuFacts(Brief):
     """What XLA:GPU would ask the driver about a GPU.
 
     Args:
@@ -56,7 +58,7 @@ class GpuFacts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Chip:
+class Chip(Brief, identity=("name", "kind", "platform", "hbm_bytes")):
     """One row of the chip table. Every number is for one JAX *device*, which is half a chip if `devices_per_chip` is 2.
 
     Args:

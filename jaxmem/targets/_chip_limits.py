@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+from jaxmem._shown import Brief
 from jaxmem._units import SIZE, size_in
 from jaxmem.errors import UnsupportedByChip
 from jaxmem.targets._chip import Chip
@@ -63,7 +64,7 @@ def unknown_scratch_bytes(text: str, chip: Chip | None) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CompileOom:
+class CompileOom(Brief):
     """Bytes that a program needs and that a device has, as the compiler rounds them; None if it did not say."""
 
     needed_bytes: int | None

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxmem._shown import Brief
 from jaxmem.targets._chip import memory_fraction
 from jaxmem.targets._names import CHIPS
 
@@ -24,7 +25,7 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DeviceMemory:
+class DeviceMemory(Brief):
     """Bytes of one device; None where its backend keeps no statistics, as on XLA:CPU.
 
     Args:

@@ -12,13 +12,14 @@ import jax
 from jax.extend.core import JaxprEqn
 
 from jaxmem import _compat
+from jaxmem._shown import Brief
 from jaxmem._source import is_library, source_line
 from jaxmem.errors import RetargetError
 from jaxmem.targets._target import Target
 
 
 @dataclasses.dataclass(kw_only=True)
-class Scope:
+class Scope(Brief):
     """What tracing for a target revealed; `notes` are for the report's warnings.
 
     Args:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxmem._shown import Brief
 from jaxmem.errors import RetargetError
 from jaxmem.targets._mesh import describe_mesh
 from jaxmem.targets._target import Target
@@ -14,7 +15,7 @@ from jaxmem.workload import path_string
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Placed:
+class Placed(Brief, identity=("target", "notes")):
     """Arguments that were placed on a target.
 
     Args:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from jaxmem._shown import Brief
 from jaxmem._units import format_bytes
 from jaxmem.errors import InputError, UnknownTargetError
 from jaxmem.targets._chip import Chip, memory_fraction
@@ -21,7 +22,7 @@ _MEMORY_SCHEDULER = ("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMI
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Target:
+class Target(Brief, identity=("name", "platform", "memory_bytes", "device_count", "mesh_axes")):
     """What a program is compiled for; equal by value.
 
     Args:

@@ -1,5 +1,6 @@
 """From a workload and a config to a jitted step, its state, and the loop."""
 
+from jaxmem.train._equivalent import Equivalence as Equivalence
 from jaxmem.train._equivalent import assert_equivalent as assert_equivalent
 from jaxmem.train._leaves import LeafDifference as LeafDifference
 from jaxmem.train._loop import train_loop as train_loop
@@ -15,6 +16,7 @@ from jaxmem.train._verify import verify as verify
 
 __all__ = [
     "Check",
+    "Equivalence",
     "LeafDifference",
     "TrainState",
     "TrainStep",

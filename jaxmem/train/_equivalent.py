@@ -1,10 +1,14 @@
 """`assert_equivalent`: a configuration against the plain step, on the user's own model and batch."""
 
+import dataclasses
+import json
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
+from jaxmem._shown import Shown
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, NotEquivalentError, RematWarning
 from jaxmem.train._leaves import LeafDifference, leaf_differences, table
@@ -12,6 +16,43 @@ from jaxmem.train._state import TrainState
 from jaxmem.train._step import make_train_step
 from jaxmem.train._verify import NotCompared, Verifier
 from jaxmem.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Equivalence(Shown, Sequence, identity=("worst_error", "tolerance", "dtype", "leaves", "reference")):
+    """A config whose gradients are the plain step's; a sequence of its `leaves`.
+
+    Args:
+      leaves: the differences of the gradients, the worst first.
+      reference: in words, what they are compared with.
+      tolerance: relative L2 distance that a leaf may have.
+      dtype: the narrowest at work, from which the tolerance is.
+    """
+
+    leaves: tuple[LeafDifference, ...]
+    reference: str
+    tolerance: float
+    dtype: str
+
+    @property
+    def worst_error(self) -> float:
+        """The relative error of the worst leaf; 0 without leaves."""
+        return self.leaves[0].relative_error if self.leaves else 0.0
+
+    def __getitem__(self, index):
+        return self.leaves[index]
+
+    def __len__(self) -> int:
+        return len(self.leaves)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and the worst error, JSON-ready."""
+        leaves = [{**dataclasses.asdict(leaf), "got": str(leaf.got), "expected": str(leaf.expected)} for leaf in self]
+        return {**dataclasses.asdict(self), "leaves": leaves, "worst_error": self.worst_error}
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON."""
+        return json.dumps(self.to_dict(), indent=2)
 
 
 def assert_equivalent(
@@ -23,7 +64,7 @@ def assert_equivalent(
     batch: Any = None,
     rng: Any = None,
     tolerance: float | None = None,
-) -> tuple[LeafDifference, ...]:
+) -> Equivalence:
     """Runs one step under a config and its plain reference, and raises where gradients, loss or model state differ.
 
     Made for a test of the user's own. The reference is the plain float32 step on the whole batch or, for a loss with
@@ -40,7 +81,7 @@ def assert_equivalent(
         at work: 1e-4 in float32, 2e-2 in float16, 1e-1 in bfloat16.
 
     Returns:
-      The differences of the gradients, leaf by leaf, the worst first.
+      An `Equivalence`: the differences of the gradients, leaf by leaf, the worst first.
 
     Raises:
       NotEquivalentError: they differ; the message lists the worst leaves. It is an AssertionError.
@@ -81,7 +122,9 @@ def assert_equivalent(
             got=f"other values in {' and '.join(counts)}",
             do=f"{_cause(config)}\n" + "\n".join(lines),
         )
-    return differences["gradients"]
+    return Equivalence(
+        leaves=differences["gradients"], reference=found.reference, tolerance=limit, dtype=str(found.dtype)
+    )
 
 
 def _cause(config: MemoryConfig) -> str:

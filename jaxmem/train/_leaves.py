@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmem._shown import Brief
 from jaxmem.workload import path_string
 
 # A leaf whose true gradient is zero (a bias before a normalisation) holds nothing but rounding: leaves are measured
@@ -16,7 +17,7 @@ _FLOOR = 1e-2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LeafDifference:
+class LeafDifference(Brief):
     """One leaf of two trees.
 
     Args:

@@ -76,7 +76,7 @@ def _told(spec: StepSpec, target: Target) -> Told:
         with spec.entered():
             notes += _left(examine(spec))
     if spec.decision is not None and budget is not None:
-        notes.append(str(solution(spec)).splitlines()[-1])
+        notes.append(solution(spec).summary)
 
     def plain_residual_bytes() -> int | None:
         if examine(spec).inside:

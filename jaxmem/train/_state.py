@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
+from jaxmem._shown import Brief
 from jaxmem.errors import StateError
 from jaxmem.train._leaves import first_difference
 from jaxmem.workload import path_string
@@ -13,7 +14,7 @@ from jaxmem.workload import path_string
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainState:
+class TrainState(Brief, identity=("params", "opt_state", "state", "loss_scale", "rng")):
     """A pytree that a step takes (and donates) and returns.
 
     Args:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import remat
+from jaxmem._shown import brief, name_of, one_line
 from jaxmem.analysis import MemoryReport
 from jaxmem.budget import parse_budget
 from jaxmem.config import MemoryConfig
@@ -83,6 +84,11 @@ class TrainStep:
         self.spec, self.target = spec, target
         self.workload, self.config, self.mesh, self.decision = spec.workload, spec.config, spec.mesh, spec.decision
         self._trials = {} if trials is None else trials
+
+    def __repr__(self) -> str:
+        on = "this machine" if self.target is None else getattr(self.target, "name", self.target)
+        about = [("config", brief(self.config)), ("target", str(on)), ("loss", name_of(self.workload.loss_fn))]
+        return one_line("TrainStep", about)
 
     # -- running -----------------------------------------------------------------------------------
 

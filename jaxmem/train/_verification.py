@@ -4,11 +4,13 @@ import dataclasses
 import json
 from typing import Any, Literal
 
+from jaxmem._shown import Brief, Shown
+
 Verdict = Literal["pass", "fail", "uncertain"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(Brief):
     """One promise.
 
     Args:
@@ -24,7 +26,7 @@ class Check:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Verification:
+class Verification(Shown, identity=("name", "target", "verdict", "gradient_error", "reference")):
     """A configured step against its plain reference. None where a number is not known or was not asked for.
 
     Args:
@@ -102,9 +104,3 @@ class Verification:
     def to_json(self) -> str:
         """`to_dict` as indented JSON."""
         return json.dumps(self.to_dict(), indent=2)
-
-    def __str__(self) -> str:
-        where = f", gradients computed on {self.compared_on}" if self.compared_on else ""
-        lines = [f"{self.name} on {self.target}: {self.verdict}, against {self.reference}{where}"]
-        lines += [f"  {check.name}: {check.verdict}. {check.detail}" for check in self.checks]
-        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])

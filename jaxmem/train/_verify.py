@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxmem._shown import one_line
 from jaxmem.analysis import MemoryReport
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import MiscompiledError, RematWarning, RematWithoutEffect, WorkloadError
@@ -129,6 +130,9 @@ class Verifier:
         self._references: dict[Any, tuple[Outcome, str] | TooLarge] = {}
         self._reports: dict[Any, MemoryReport] = {}
         self._plain: dict[int, PlainLoss] = {}
+
+    def __repr__(self) -> str:
+        return one_line("Verifier", [("target", self.target.name), ("references", str(len(self._references)))])
 
     def check(
         self,

@@ -130,7 +130,7 @@ def test_before_and_after():
     assert (table.total_bytes, table.host_bytes, table.device_bytes) == (256, 256, 0)
     assert residual_bytes(jax.checkpoint(fn), square) == 0
     header, *lines = str(table).splitlines()
-    assert header.split() == ["before", "after", "count", "dtype[shape]", "name", "op", "module", "source"]
+    assert header.split() == ["before", "after", "count", "value", "op", "or", "name", "module", "source"]
     assert any("float32[8,8] host" in line and "xx" in line for line in lines)
     assert "of which on the host" in lines[-1]
 

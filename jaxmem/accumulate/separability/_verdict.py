@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._compat import prune
+from jaxmem._shown import Brief
 from jaxmem.accumulate._reduce import is_metric
 from jaxmem.accumulate._split import Split
 from jaxmem.accumulate._trace import TracedLoss
@@ -25,7 +26,7 @@ _NO_ROW = "a term that belongs to no row, which every shard would add"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Separability:
+class Separability(Brief):
     """Whether the rows of a batch can be dealt out to parts without changing a loss.
 
     Args:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from jaxmem._product_flops import WindowDimension, convolution_flops, dot_flops
 from jaxmem._scopes import BACKWARD_SCOPE, REMAT_SCOPE
+from jaxmem._shown import Brief
 from jaxmem.analysis.hlo._module import Computation, Instruction, Module, computation_names
 from jaxmem.analysis.hlo._parse import parse_hlo
 from jaxmem.analysis.hlo._walk import CALLS, Walk, plus
@@ -32,7 +33,7 @@ _NO_MATMUL = re.compile(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HloFlops:
+class HloFlops(Brief):
     """What a module computes in dots and convolutions, per device.
 
     Args:

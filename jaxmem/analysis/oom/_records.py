@@ -4,13 +4,15 @@ import dataclasses
 import json
 from typing import Any, Literal
 
+from jaxmem._shown import Brief, Shown
+
 MemoryName = Literal["hbm", "host", "vmem", "smem"]
 Backend = Literal["tpu", "gpu", "cpu", "host"]
 When = Literal["compile", "run"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OomFact:
+class OomFact(Brief):
     """A number that stands in the text.
 
     Args:
@@ -27,7 +29,7 @@ class OomFact:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OomBuffer:
+class OomBuffer(Brief):
     """A buffer that the text lists; what the text does not say is empty.
 
     Args:
@@ -53,7 +55,7 @@ class OomBuffer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OomAdvice:
+class OomAdvice(Brief):
     """Something to try.
 
     Args:
@@ -70,7 +72,9 @@ class OomAdvice:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OomExplanation:
+class OomExplanation(
+    Shown, identity=("backend", "memory", "when", "requested_bytes", "limit_bytes", "program", "headline")
+):
     """The out-of-memory that ended the program.
 
     Args:

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from jaxmem._shown import name_of, one_line
 from jaxmem.budget import Budget, parse_budget
 from jaxmem.errors import ConfigError
 from jaxmem.remat.auto._assignment import Assignment
@@ -23,6 +24,9 @@ class Auto:
         self._fn, self._budget, self._rates = fn, budget, rates
         self._objective, self._offload = objective, offload
         functools.update_wrapper(self, fn, updated=())
+
+    def __repr__(self) -> str:
+        return one_line("Auto", [("", name_of(self._fn)), ("budget", str(self._budget)), ("by", self._objective)])
 
     def __call__(self, *args, **kwargs):
         return self.decide(*args, **kwargs).apply(self._fn)(*args, **kwargs)

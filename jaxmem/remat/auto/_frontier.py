@@ -10,9 +10,8 @@ import numpy as np
 
 from jaxmem._blame import is_own_fault, reason, whole_tracebacks
 from jaxmem._display import renderers
-from jaxmem._units import format_bytes, format_flops, format_seconds
+from jaxmem._shown import Brief, Shown
 from jaxmem.remat._checkpoint import checkpoint_unchecked
-from jaxmem.remat._residuals import aligned
 from jaxmem.remat.auto._assignment import Assignment, plain, smallest, standard
 from jaxmem.remat.auto._auto import check_function, check_objective
 from jaxmem.remat.auto._costs import jaxpr_cost
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FrontierPoint:
+class FrontierPoint(Brief):
     """One way to keep residuals.
 
     Args:
@@ -50,7 +49,7 @@ class FrontierPoint:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Frontier:
+class Frontier(Shown, identity=("points", "policies", "objective", "provenance")):
     """The curve of memory against recomputation; modelled.
 
     Args:
@@ -70,25 +69,9 @@ class Frontier:
         """A plotly figure of bytes against price; `.figure().write_html("frontier.html")` is a page of it."""
         return renderers().frontier_figure(self)
 
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        """What a notebook shows."""
-        return self.figure()._repr_mimebundle_(include, exclude)
-
     def to_json(self) -> str:
         """All fields as indented JSON."""
         return json.dumps(dataclasses.asdict(self), indent=2)
-
-    def __str__(self) -> str:
-        """A line for each point, the policies among them."""
-        rows = sorted((*self.points, *self.policies), key=lambda p: (p.kept_bytes, -p.recompute_flops))
-        # Keeping takes time too, which is in the price; with "flops" the price is what is recomputed.
-        lines = [("kept", "with working set", "recomputed", "in", "with keeping", "policy")]
-        for p in rows:
-            sizes = format_bytes(p.kept_bytes), format_bytes(p.total_bytes), format_flops(int(p.recompute_flops))
-            price = format_seconds(p.price) if self.objective == "seconds" else "-"
-            lines.append((*sizes, format_seconds(p.recompute_seconds), price, p.name))
-        refused = [f"{name}: {why}" for name, why in self.refused]
-        return "\n".join([aligned(lines, right=len(lines[0])), *refused])
 
 
 def frontier(

@@ -6,10 +6,11 @@ import json
 import math
 from typing import Any
 
+from jaxmem._shown import Brief, Shown
 from jaxmem._source import source_line
 from jaxmem._units import format_bytes, format_seconds
 from jaxmem.policy import Policy
-from jaxmem.remat._residuals import Residual, aligned
+from jaxmem.remat._residuals import Residual
 from jaxmem.remat.auto._assignment import Assignment
 from jaxmem.remat.auto._forward import Forward, to_name
 from jaxmem.remat.auto._problem import Problem
@@ -21,7 +22,7 @@ _NAMED = 3  # values that a refusal names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SolvedValue:
+class SolvedValue(Brief):
     """One value of one kind of block.
 
     Args:
@@ -51,7 +52,7 @@ class SolvedValue:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Anchor:
+class Anchor(Brief):
     """The operand to name with `checkpoint_name`, where a name on the value itself does not keep it.
 
     Args:
@@ -65,7 +66,9 @@ class Anchor:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Solution:
+class Solution(
+    Shown, identity=("budget_bytes", "kept_bytes", "plain_bytes", "working_bytes", "recompute_seconds", "promise")
+):
     """What a budget buys; modelled.
 
     Args:
@@ -141,16 +144,9 @@ class Solution:
         """`to_dict` as indented JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def __str__(self) -> str:
-        """A table of what is kept, and a line of totals."""
-        lines = [["bytes", "layers", "fate", "dtype[shape]", "name", "op", "module", "source"]]
-        for v in self.values:
-            what = (v.fate, _shape(v), v.name or "-", v.op, v.module or "-", v.source or "-")
-            lines.append([f"{v.size_bytes:,}", str(v.layers), *what])
-        for row in self.outside:
-            if row.size_bytes >= _WORTH_A_NAME * self.kept_bytes:
-                what = ("outside", _shape(row), row.name or "-", row.op, row.module or "-", row.source or "-")
-                lines.append([f"{row.size_bytes:,}", "-", *what])
+    @property
+    def summary(self) -> str:
+        """A sentence of totals: what is kept and recomputed, and what more bytes would buy."""
         kept = (
             f"{format_bytes(self.kept_bytes)} kept of {format_bytes(self.plain_bytes)}, working set "
             f"{format_bytes(self.working_bytes)}, {format_seconds(self.recompute_seconds)} recomputed; modelled"
@@ -163,11 +159,7 @@ class Solution:
             kept += (
                 f"; one more GiB would save {format_seconds(more)}" if more > 0 else "; more bytes would save nothing"
             )
-        return f"{aligned(lines, right=2)}\n{kept}."
-
-
-def _shape(value: "SolvedValue | Residual") -> str:
-    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+        return f"{kept}."
 
 
 def in_the_way(problem: Problem, assignment: Assignment) -> str:

@@ -1,0 +1,149 @@
+"""Charts for notebooks as data of a template: paths of SVG, and what a pointer reads over each place of them.
+
+No script draws them, so they need none, and none is stripped. What is read while hovering stands in attributes: where
+styles are stripped, nothing spills into the text.
+"""
+
+import dataclasses
+from typing import Any
+
+from jaxmem._units import format_bytes, format_flops, format_seconds
+from jaxmem.analysis import MemoryReport, Moment
+from jaxmem.remat import Frontier, FrontierPoint
+from jaxmem.report._page import fullest, in_order
+from jaxmem.report._views import label, style
+
+WIDTH, HEIGHT = 1000, 300
+_MOST_MOMENTS = 180
+_MOST_LOOPS = 12
+_NAMED_SHARE = 0.005
+_CAPACITY_SHOWN = 2.5  # a capacity of more than this times the largest value would flatten all bars
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spot:
+    """A place to hover over: its left edge and width, or its middle, in percent; and the text."""
+
+    left: str
+    width: str = "0"
+    bottom: str = "0"
+    text: str
+    side: str
+
+
+def scale_of(peaks: list[int | None], capacity: int | None) -> tuple[int, bool]:
+    """The bytes of a whole bar, and whether the capacity is on it.
+
+    >>> scale_of([10, None, 30], 40), scale_of([10], 4000)
+    ((40, True), (10, False))
+    """
+    most = max([*(peak or 0 for peak in peaks), 1])
+    shown = capacity is not None and 0 < capacity <= _CAPACITY_SHOWN * most
+    return (max(most, capacity or 0) if shown else most), shown
+
+
+def timeline_chart(report: MemoryReport) -> dict[str, Any] | None:
+    """Live bytes over the schedule as areas by kind, one above the other; None without a timeline."""
+    timeline = report.timeline
+    if timeline is None or not timeline.moments:
+        return None
+    moments = fullest(timeline.moments, _MOST_MOMENTS)
+    ends = [moment.position for moment in moments[1:]] + [max(timeline.length, moments[-1].position + 1)]
+    first, last = moments[0].position, ends[-1]
+    scale, shown = scale_of([moment.live_bytes for moment in moments], report.capacity_bytes)
+
+    def x(position: int) -> float:
+        return (position - first) / (last - first)
+
+    kinds = in_order(kind for moment in moments for kind, size in moment.by_kind if size)
+    totals = [0] * len(moments)
+    areas = []
+    for kind in kinds:
+        totals = [total + dict(moment.by_kind).get(kind, 0) for total, moment in zip(totals, moments, strict=True)]
+        steps = "".join(
+            f"V{HEIGHT * (1 - total / scale):.0f}H{WIDTH * x(end):.0f}" for total, end in zip(totals, ends, strict=True)
+        )
+        areas.append({"style": style(kind), "label": label(kind), "path": f"M0 {HEIGHT}{steps}V{HEIGHT}Z"})
+    loops = [loop for loop in timeline.loops if loop.end > loop.start][:_MOST_LOOPS]
+    peak = max(moments, key=lambda moment: moment.live_bytes)
+    return {
+        "areas": areas[::-1],  # the sum of all lies behind
+        "spots": [
+            _spot(100 * x(moment.position), 100 * x(end), _moment(moment, timeline.length))
+            for moment, end in zip(moments, ends, strict=True)
+        ],
+        "width": WIDTH,
+        "height": HEIGHT,
+        "peak": {"left": _percent(100 * x(timeline.peak_position)), "size": format_bytes(peak.live_bytes)},
+        "top": format_bytes(scale),
+        "capacity": _percent(100 * (report.capacity_bytes or 0) / scale) if shown else "",
+        "loops": [
+            {
+                "left": _percent(100 * x(max(loop.start, first))),
+                "width": _percent(100 * (x(loop.end + 1) - x(max(loop.start, first)))),
+                "name": loop.name if loop.trips is None else f"{loop.name} × {loop.trips}",
+            }
+            for loop in loops
+        ],
+    }
+
+
+def _moment(moment: Moment, length: int) -> str:
+    total = moment.live_bytes
+    kinds = [(kind, size) for kind, size in moment.by_kind if size > _NAMED_SHARE * total]
+    lines = [f"{format_bytes(total)} alive, at {moment.position:,} of {length:,}"]
+    lines += [f"{label(kind)} {format_bytes(size)}" for kind, size in sorted(kinds, key=lambda pair: -pair[1])]
+    where = " · ".join(filter(None, (moment.op, moment.layer, moment.source)))
+    return "\n".join([*lines, *([where[:160]] if where else [])])
+
+
+def frontier_chart(frontier: Frontier) -> dict[str, Any]:
+    """Bytes against price: the chosen points with a line, the policies as marks of another shape."""
+    every = (*frontier.points, *frontier.policies)
+    bytes_scale = max((point.total_bytes for point in every), default=1) * 1.04 or 1
+    price_scale = max((point.price for point in every), default=1.0) * 1.08 or 1
+
+    def at(point: FrontierPoint) -> tuple[float, float]:
+        return 100 * point.total_bytes / bytes_scale, 100 * point.price / price_scale
+
+    def marks(points: tuple[FrontierPoint, ...]) -> list[dict[str, Any]]:
+        found = []
+        for point in points:
+            left, bottom = at(point)
+            side = "right" if left > 50 else "left"
+            spot = Spot(left=_percent(left), bottom=_percent(bottom), text=_point(point), side=side)
+            found.append({"spot": spot, "name": point.name})
+        return found
+
+    line = ""
+    for point in frontier.points:
+        left, bottom = at(point)
+        place = WIDTH * left / 100, HEIGHT * (1 - bottom / 100)
+        line += f"H{place[0]:.0f}V{place[1]:.0f}" if line else f"M{place[0]:.0f} {place[1]:.0f}"
+    top = format_seconds(price_scale) if frontier.objective == "seconds" else format_flops(int(price_scale))
+    what = "recomputed and kept" if frontier.objective == "seconds" else "recomputed"
+    return {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "line": line,
+        "points": marks(frontier.points),
+        "policies": marks(frontier.policies),
+        "right": format_bytes(int(bytes_scale)),
+        "top": top,
+        "what": what,
+    }
+
+
+def _point(point: FrontierPoint) -> str:
+    recomputed = f"{format_flops(int(point.recompute_flops))} and {format_seconds(point.recompute_seconds)} recomputed"
+    sizes = f"{format_bytes(point.total_bytes)}, of these {format_bytes(point.kept_bytes)} kept"
+    return "\n".join(filter(None, (point.name, sizes, recomputed)))
+
+
+def _spot(left: float, right: float, text: str) -> Spot:
+    side = "right" if left > 50 else "left"
+    return Spot(left=_percent(left), width=_percent(right - left), text=text, side=side)
+
+
+def _percent(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") + "%"
