@@ -18,6 +18,7 @@ _MOST_MOMENTS = 180
 _MOST_LOOPS = 12
 _NAMED_SHARE = 0.005
 _CAPACITY_SHOWN = 2.5  # a capacity of more than this times the largest value would flatten all bars
+_CAPACITY_CHARTED = 1.4  # and a chart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,14 +32,16 @@ class Spot:
     side: str
 
 
-def scale_of(peaks: list[int | None], capacity: int | None) -> tuple[int, bool]:
+def scale_of(
+    peaks: list[int | None], capacity: int | None, most_times: float = _CAPACITY_SHOWN
+) -> tuple[int, bool]:
     """The bytes of a whole bar, and whether the capacity is on it.
 
     >>> scale_of([10, None, 30], 40), scale_of([10], 4000)
     ((40, True), (10, False))
     """
     most = max([*(peak or 0 for peak in peaks), 1])
-    shown = capacity is not None and 0 < capacity <= _CAPACITY_SHOWN * most
+    shown = capacity is not None and 0 < capacity <= most_times * most
     return (max(most, capacity or 0) if shown else most), shown
 
 
@@ -50,7 +53,8 @@ def timeline_chart(report: MemoryReport) -> dict[str, Any] | None:
     moments = fullest(timeline.moments, _MOST_MOMENTS)
     ends = [moment.position for moment in moments[1:]] + [max(timeline.length, moments[-1].position + 1)]
     first, last = moments[0].position, ends[-1]
-    scale, shown = scale_of([moment.live_bytes for moment in moments], report.capacity_bytes)
+    alive = [moment.live_bytes for moment in moments]
+    scale, shown = scale_of(alive, report.capacity_bytes, _CAPACITY_CHARTED)
 
     def x(position: int) -> float:
         return (position - first) / (last - first)

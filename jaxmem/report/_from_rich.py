@@ -41,16 +41,17 @@ def _table(table: Table) -> str:
 
 
 def _inline(cell) -> str:
-    console = Console(file=io.StringIO(), width=10_000)
+    console = Console(file=io.StringIO(), width=10_000, highlight=False)
     if not isinstance(cell, str | Text):
         return as_html(cell)
     words = console.render_str(cell) if isinstance(cell, str) else cell
+    base = console.get_style(words.style)
     made = []
-    for text, style, _ in words.render(console, end=""):
-        inside = html.escape(text).replace("\n", "<br>")
-        if style is not None and style.bold:
+    for text, own, _ in words.render(console, end=""):
+        style = base if own is None else base + own
+        inside = html.escape(text.strip("\n")).replace("\n", "<br>")
+        if style.bold:
             inside = f"<b>{inside}</b>"
-        name = _CLASSES.get(style.color.name, "") if style is not None and style.color is not None else ""
-        name = name or ("dim" if style is not None and style.dim else "")
-        made.append(f'<span class="{name}">{inside}</span>' if name else inside)
-    return "".join(made).removeprefix("<br>").removesuffix("<br>").replace("<b><br>", "<b>")
+        name = _CLASSES.get(style.color.name, "") if style.color is not None else "dim" if style.dim else ""
+        made.append(f'<span class="{name}">{inside}</span>' if name and inside else inside)
+    return "".join(made)

@@ -12,12 +12,13 @@ from jaxmem.analysis import Comparison, MemoryReport
 from jaxmem.remat import Frontier
 from jaxmem.report._chart import frontier_chart, scale_of, timeline_chart
 from jaxmem.report._from_rich import as_html
-from jaxmem.report._views import comparison_view, report_view, segments
+from jaxmem.report._views import comparison_view, label, report_view, segments
 from jaxmem.report.differences import Diff, render_diff
 from jaxmem.report.frontier import render_frontier
 from jaxmem.report.html import asset, rendered
 
 _TOP, _FINDINGS = 8, 5
+_NAMED_SHARE = 0.005  # of a peak: smaller kinds are named together
 _COLOUR = re.compile(r"^\s*(--[\w-]+: light-dark\([^)]*\);)$", re.MULTILINE)
 _KIND = re.compile(r"^(\.kind-[\w-]+ \{ --kind: [^}]*\})$", re.MULTILINE)
 
@@ -30,6 +31,7 @@ def report_body(report: MemoryReport) -> str:
         part="report",
         view=report_view(report),
         parts=segments(report, scale),
+        **_legend(report),
         capacity=_capacity(report, scale) if shown else "",
         chart=timeline_chart(report),
         buffers=report.buffers[:_TOP],
@@ -46,6 +48,7 @@ def comparison_body(comparison: Comparison) -> str:
     capacity = capacities.pop() if len(capacities) == 1 else None
     scale, shown = scale_of([row.peak_bytes for row in rows], capacity)
     view = comparison_view(rows)
+    named = {label(kind) for row in rows for kind, size in row.by_kind if size >= _NAMED_SHARE * (row.peak_bytes or 0)}
     for row, report in zip(view["rows"], rows, strict=True):
         row["bar"] = segments(report, scale)
     warnings: dict[str, list[str]] = {}
@@ -56,6 +59,7 @@ def comparison_body(comparison: Comparison) -> str:
         "notebook.html.jinja",
         part="comparison",
         view=view,
+        legend=[(name, style) for name, style in view["kinds"] if name in named],
         target=comparison.target,
         origin=report_view(rows[0])["origin"] if rows else "",
         capacity=_capacity(rows[0], scale) if shown else "",
@@ -113,6 +117,15 @@ def styles() -> str:
     text = re.sub(r"/\*.*?\*/", "", asset("notebook.css"), flags=re.DOTALL)
     text = text.replace("KINDS;", colours + classes)
     return re.sub(r"\s*([{};])\s*", r"\1", text).strip()
+
+
+def _legend(report: MemoryReport) -> dict[str, Any]:
+    """The kinds that are worth a name, and the bytes of the others in words."""
+    least = _NAMED_SHARE * (report.peak_bytes or 0)
+    small = sum(size for _, size in report.by_kind if size < least)
+    big = {label(kind) for kind, size in report.by_kind if size >= least}
+    shown = [part for part in segments(report, report.peak_bytes or 0) if part.label in big or not report.by_kind]
+    return {"legend": shown, "others": format_bytes(small) if small else ""}
 
 
 def _capacity(report: MemoryReport, scale: int) -> dict[str, str]:
