@@ -71,7 +71,7 @@ class Shown(Brief):
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return renderers().fragment(self)
+        return renderers().report_fragment(self)
 
 
 def one_line(name: str, parts: list[tuple[str, str]]) -> str:

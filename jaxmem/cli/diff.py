@@ -38,7 +38,7 @@ def diff(
 
         found = changes_between(*reports)
         results = {
-            "--json": lambda: json.dumps(found.to_dict(), indent=2),
+            "--json": found.to_json,
             "--html": lambda: html_report(reports[1], against=reports[0]),
         }
         outputs.write(stdout, results)

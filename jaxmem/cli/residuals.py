@@ -41,7 +41,8 @@ def residuals(
             stage("tracing")
             table = step.residuals()
         outputs.write(stdout, {"--json": table.to_json})
-    if not outputs.to_stdout:
-        print(table)
-        for warning in step.examine().warnings:
-            print(f"! {warning}")
+    from rich.text import Text
+
+    from jaxmem.report.residuals import render_residuals
+
+    outputs.show(render_residuals(table), *(Text(f"! {warning}") for warning in step.examine().warnings))

@@ -1,6 +1,7 @@
 """`examine`: does a policy do anything to a whole loss? A dry trace that names the reason where it does not."""
 
 import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,19 @@ class Examination(Shown, identity=("blocks", "residuals", "names", "warnings")):
     blocks: int = 0
     inside: bool = False
     outside: Callable[[], tuple[Residual, ...]] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was found, JSON-ready."""
+        fields = {name: getattr(self, name) for name in ("blocks", "inside")}
+        return {
+            "residuals": self.residuals.to_dict(),
+            "warnings": list(self.warnings),
+            "names": list(self.names),
+        } | fields
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON."""
+        return json.dumps(self.to_dict(), indent=2)
 
 
 def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = None) -> Examination:

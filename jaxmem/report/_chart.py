@@ -32,9 +32,7 @@ class Spot:
     side: str
 
 
-def scale_of(
-    peaks: list[int | None], capacity: int | None, most_times: float = _CAPACITY_SHOWN
-) -> tuple[int, bool]:
+def scale_of(peaks: list[int | None], capacity: int | None, most_times: float = _CAPACITY_SHOWN) -> tuple[int, bool]:
     """The bytes of a whole bar, and whether the capacity is on it.
 
     >>> scale_of([10, None, 30], 40), scale_of([10], 4000)

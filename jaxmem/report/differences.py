@@ -1,6 +1,7 @@
 """What grew and what shrank from one report to another: as records, as JSON values, and for a terminal."""
 
 import dataclasses
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -74,6 +75,10 @@ class Diff(Shown):
                 for name, changes in parts.items()
             },
         }
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON."""
+        return json.dumps(self.to_dict(), indent=2)
 
 
 def diff(before: MemoryReport, after: MemoryReport) -> Diff:

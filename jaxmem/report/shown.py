@@ -75,7 +75,7 @@ def show(record: Any) -> None:
         Console().print(_form(record).draw(record))
 
 
-def fragment(record: Any) -> str:
+def report_fragment(record: Any) -> str:
     """A piece of HTML for a notebook, with its own styles and without scripts."""
     form = _form(record)
     return notebook.wrapped(form.body(record) if form.body else notebook.body_of(form.draw(record)))
@@ -111,7 +111,7 @@ def _form(record: Any) -> Form:
 
 
 def _page(record: Any) -> str:
-    return notebook.page_of(repr(record), fragment(record))
+    return notebook.page_of(repr(record), report_fragment(record))
 
 
 FORMS: dict[type, Form] = {

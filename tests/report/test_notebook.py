@@ -1,13 +1,24 @@
 """What a notebook shows of a report or a comparison: a fragment without scripts, well formed, names escaped."""
 
+import dataclasses
 import html.parser
+import json
+import re
 import subprocess
 import sys
 
 import jax
 import pytest
+from rich.console import Group
+from rich.rule import Rule
+from rich.text import Text
 
-from jaxmem.analysis import analyze, compare
+from jaxmem._units import format_bytes
+from jaxmem.analysis import KINDS, analyze, compare
+from jaxmem.report import notebook
+from jaxmem.report._chart import timeline_chart
+from jaxmem.report._from_rich import as_html
+from jaxmem.report.terminal import table
 from tests.report import samples
 
 VOID = {"br", "hr", "img", "meta", "link", "input", "col", "wbr"}
@@ -74,6 +85,77 @@ def test_names_are_text(text):
     page = Page(report._repr_html_())
     assert page.tags == plain.tags
     assert text in page.text
+
+
+def test_nothing_of_its_styles_reaches_the_notebook():
+    styles = notebook.styles()
+    assert styles.startswith(":is(.jaxmem, #jaxmem){") and styles.endswith("}")
+    depth, closed = 0, []
+    for at, character in enumerate(styles):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        closed += [at] if depth == 0 and character == "}" else []
+    assert closed == [len(styles) - 1], "one block holds all"
+    assert "@import" not in styles and "url(" not in styles and "KINDS" not in styles
+    assert all(f".kind-{kind.replace('_', '-')} {{" in styles.replace("{", " {") for kind in KINDS)
+
+
+def test_the_chart_is_the_timeline():
+    report = samples.gpt_report()
+    chart = timeline_chart(report)
+    assert chart is not None and report.timeline is not None
+    assert len(chart["areas"]) == len({kind for m in report.timeline.moments for kind, size in m.by_kind if size})
+    peak = max(report.timeline.moments, key=lambda moment: moment.live_bytes)
+    texts = [spot.text for spot in chart["spots"]]
+    assert any(text.startswith(f"{format_bytes(peak.live_bytes)} alive, at {peak.position:,} of") for text in texts)
+    widths = [float(spot.width.rstrip("%")) for spot in chart["spots"]]
+    assert abs(sum(widths) - 100) < 1 and float(chart["spots"][0].left.rstrip("%")) == 0
+    assert timeline_chart(samples.bare_report()) is None
+
+
+def test_what_is_read_while_hovering_is_no_text_where_styles_are_stripped():
+    page = Page(samples.gpt_report()._repr_html_())
+    assert " alive, at " not in page.text and "start of the step" not in page.text
+
+
+def test_a_report_has_its_findings_with_their_cures():
+    report = samples.gpt_report()
+    text = Page(report._repr_html_()).text
+    assert report.findings and all(finding.title in text and finding.cure in text for finding in report.findings)
+
+
+def test_a_comparison_is_one_table_with_bars_of_one_scale():
+    rows = [dataclasses.replace(row, capacity_bytes=8 * 2**30) for row in samples.comparison().rows]
+    comparison = dataclasses.replace(samples.comparison(), rows=tuple(rows))
+    shown = comparison._repr_html_().partition("<details>")[0]
+    assert shown.count("<table") == 1 and shown.count('class="bar"') == len(rows)
+    widths = [sum(map(float, re.findall(r"width:([\d.]+)%", bar))) for bar in shown.split('class="bar"')[1:]]
+    assert widths == pytest.approx([100 * (row.peak_bytes or 0) / (8 * 2**30) for row in rows], abs=0.2)
+    assert shown.count("left:min(100.00%") == len(rows) and "capacity 8.00 GiB" in shown
+
+
+def test_a_long_program_stays_small():
+    report = samples.stretched(samples.gpt_report())
+    both = [{"text/html": report._repr_html_()}, {"text/html": samples.comparison()._repr_html_()}]
+    assert len(json.dumps(both)) < 300_000
+
+
+@pytest.mark.parametrize(
+    ("renderable", "wanted"),
+    [
+        (Text("a <b>", style="bold"), "<p><b>a &lt;b&gt;</b></p>"),
+        (Text.assemble("x ", ("no", "red")), '<p>x <span class="fits-no">no</span></p>'),
+        (Group(Text(), Text("\nunder")), "<p>under</p>"),
+        (Rule("one"), "one"),
+    ],
+)
+def test_what_rich_prints_is_html(renderable, wanted):
+    assert wanted in as_html(renderable)
+
+
+def test_a_table_of_rich_is_a_table():
+    made = table(("name", "bytes"), right=("bytes",))
+    made.add_row(Text("[a]"), "1")
+    assert '<td>[a]</td><td class="number">1</td>' in as_html(made) and "<th>name</th>" in as_html(made)
 
 
 def test_the_renderers_are_loaded_only_where_somebody_looks():
