@@ -89,16 +89,16 @@ def one_line(name: str, parts: list[tuple[str, str]]) -> str:
     return f"{line}>"
 
 
-def brief(value: Any, name: str = "") -> str:
+def brief(value, name: str = "") -> str:
     """A value in a few words; of arrays their shapes or their bytes, so that no device is waited for.
 
     >>> brief(2048, "peak_bytes"), brief("x" * 100)[:4], brief(brief), brief(("a", "b")), brief({"a": [1] * 9})
     ('2.0 KiB', "'xxx", 'brief', "('a', 'b')", '(1 value)')
     """
-    if isinstance(value, int | float) and not isinstance(value, bool) and name.endswith(_UNITS):
-        return in_words(name, value)
     if is_array(value):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    if isinstance(value, int | float) and not isinstance(value, bool) and name.endswith(_UNITS):
+        return in_words(name, value)
     text = _written(value)
     if text is not None and len(text) <= _LONGEST_VALUE:
         return text
@@ -117,7 +117,7 @@ def name_of(fn: Any) -> str:
     return name.rpartition("<locals>.")[2][-_LONGEST_VALUE:]
 
 
-def is_array(value: Any) -> bool:
+def is_array(value) -> bool:
     """Whether it has the shape, dtype and size of an array, which may be a tracer or only a shape."""
     return all(hasattr(value, name) for name in ("shape", "dtype", "size")) and not isinstance(value, type)
 

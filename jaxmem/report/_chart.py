@@ -5,6 +5,7 @@ styles are stripped, nothing spills into the text.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from jaxmem._units import format_bytes, format_flops, format_seconds
@@ -32,7 +33,9 @@ class Spot:
     side: str
 
 
-def scale_of(peaks: list[int | None], capacity: int | None, most_times: float = _CAPACITY_SHOWN) -> tuple[int, bool]:
+def scale_of(
+    peaks: Sequence[int | None], capacity: int | None, most_times: float = _CAPACITY_SHOWN
+) -> tuple[int, bool]:
     """The bytes of a whole bar, and whether the capacity is on it.
 
     >>> scale_of([10, None, 30], 40), scale_of([10], 4000)
@@ -117,17 +120,21 @@ def frontier_chart(frontier: Frontier) -> dict[str, Any]:
             found.append({"spot": spot, "name": point.name})
         return found
 
-    line = ""
+    # A budget between two points buys what the smaller one does; the bound between them is that of the larger.
+    line = bound = ""
     for point in frontier.points:
-        left, bottom = at(point)
-        place = WIDTH * left / 100, HEIGHT * (1 - bottom / 100)
-        line += f"H{place[0]:.0f}V{place[1]:.0f}" if line else f"M{place[0]:.0f} {place[1]:.0f}"
+        x, y, least = WIDTH * point.total_bytes / bytes_scale, HEIGHT, HEIGHT
+        y *= 1 - point.price / price_scale
+        least *= 1 - (point.bound or 0.0) / price_scale
+        line += f"H{x:.0f}V{y:.0f}" if line else f"M{x:.0f} {y:.0f}"
+        bound += f"V{least:.0f}H{x:.0f}" if bound else f"M{x:.0f} {least:.0f}"
     top = format_seconds(price_scale) if frontier.objective == "seconds" else format_flops(int(price_scale))
     what = "recomputed and kept" if frontier.objective == "seconds" else "recomputed"
     return {
         "width": WIDTH,
         "height": HEIGHT,
         "line": line,
+        "bound": bound,
         "points": marks(frontier.points),
         "policies": marks(frontier.policies),
         "right": format_bytes(int(bytes_scale)),

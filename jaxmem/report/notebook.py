@@ -89,7 +89,7 @@ def frontier_body(frontier: Frontier) -> str:
     return rendered(
         "notebook.html.jinja",
         part="frontier",
-        what=f"{frontier.provenance}; round: chosen, square: JAX's own policies",
+        what=f"{frontier.provenance}; round: chosen, square: JAX's own policies, dotted: no choice is cheaper",
         chart=frontier_chart(frontier),
         tables=_safe(as_html(render_frontier(frontier))),
     )

@@ -5,6 +5,7 @@ Records stand below the renderers and reach these by `_display.renderers()`.
 
 import dataclasses
 import functools
+import importlib
 import io
 import os
 import shutil
@@ -28,7 +29,7 @@ from jaxmem.report.html import html_report
 from jaxmem.report.oom import render_oom
 from jaxmem.report.residuals import render_residuals, render_solution
 from jaxmem.report.terminal import render_comparison, render_report
-from jaxmem.report.verification import render_equivalence, render_examination, render_verifications
+from jaxmem.report.verification import render_equivalence, render_examination, render_verification
 from jaxmem.report.workload import render_workload
 from jaxmem.train import Check, Equivalence, LeafDifference, Verification
 from jaxmem.workload import Workload
@@ -68,7 +69,7 @@ def text(record: Any) -> str:
 def show(record: Any) -> None:
     """Displays a record in a notebook, or prints it with colours."""
     if in_notebook():
-        from IPython.display import display  # there, since this is one
+        display = importlib.import_module("IPython.display").display  # there, since this is a notebook
 
         display(record)
     else:
@@ -131,7 +132,7 @@ FORMS: dict[type, Form] = {
         csv=lambda curve: records_csv(FrontierPoint, (*curve.points, *curve.policies)),
     ),
     Examination: Form(draw=render_examination, csv=lambda found: records_csv(Residual, found.residuals.rows)),
-    Verification: Form(draw=lambda found: render_verifications([found]), csv=lambda f: records_csv(Check, f.checks)),
+    Verification: Form(draw=render_verification, csv=lambda f: records_csv(Check, f.checks)),
     Equivalence: Form(draw=render_equivalence, csv=lambda found: records_csv(LeafDifference, found)),
     OomExplanation: Form(draw=render_oom, csv=lambda said: records_csv(OomBuffer, said.buffers)),
     Workload: Form(draw=render_workload),

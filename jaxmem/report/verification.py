@@ -39,6 +39,23 @@ def render_verifications(verifications: Sequence[Verification]) -> Group:
     )
 
 
+def render_verification(found: Verification) -> Group:
+    """The verdict, and a line for each promise with its numbers."""
+    where = f", gradients computed on {found.compared_on}" if found.compared_on else ""
+    made = table(("promise", "verdict", "numbers"))
+    for check in found.checks:
+        made.add_row(check.name, Text(check.verdict, style=_STYLE[check.verdict]), Text(check.detail))
+    return Group(
+        Text.assemble(
+            (f"{found.name} on {found.target}: ", "bold"),
+            (found.verdict, f"bold {_STYLE[found.verdict]}"),
+            f", against {found.reference}{where}\n",
+        ),
+        made,
+        *(Text(f"note: {note}", style="dim") for note in found.notes),
+    )
+
+
 def render_equivalence(found: Equivalence) -> Group:
     """What was compared, and the leaves that are furthest apart."""
     said = (

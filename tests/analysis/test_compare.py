@@ -77,7 +77,8 @@ def test_a_variant_that_jax_refuses_costs_one_row():
     assert list(why) == ["jax", "user", "arity"]
     assert why["jax"].startswith("refused. TypeError: dot_general") and "KeyError: 'missing'" in why["user"]
     assert "2 of them" in why["arity"] and "\n" not in "".join(why.values())
-    assert str(table).splitlines()[-3:] == [f"{name}: {text}" for name, text in table.refused]
+    said = " ".join(str(table).split())
+    assert all(" ".join(f"{name}: {text}".split()) in said for name, text in table.refused)
     with pytest.raises(TypeError, match="dot_general"):  # the first one's, where there is no other row
         compare({"jax": refused_by_jax, "user": variants["user"]}, WEIGHTS, INPUTS, target="cpu")
 

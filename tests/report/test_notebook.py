@@ -168,3 +168,37 @@ assert "<div" in report._repr_html_()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+HOSTS = {
+    "Jupyter, light": ('<body data-jp-theme-light="true" style="color: #111">', "light", "dark"),
+    "Jupyter, dark": ('<body data-jp-theme-light="false" style="color: #eee">', "dark", "light"),
+    "VS Code, dark": ('<body class="vscode-dark" style="color: #eee">', "dark", "light"),
+    "Colab, dark": ('<html theme="dark"><body style="color: #eee">', "dark", "light"),
+    "a page": ("<body>", "light dark", "dark"),
+}
+
+
+def test_it_follows_the_theme_of_its_host_and_leaves_the_host_alone(browser):
+    piece = samples.gpt_report()._repr_html_()
+    other = '<table id="other"><tr><td class="number">1</td></tr></table><p class="bar">x</p>'
+    for host, (start, wanted, system) in HOSTS.items():
+        tab = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=system)
+        tab.set_content(f"<!doctype html>{start}{other}")
+        place = "e => [...document.querySelectorAll(e)].map(e => { let s = getComputedStyle(e); return "
+        place += "[s.color, s.padding, s.textAlign, s.display, s.fontSize, s.backgroundColor].join() }).join()"
+        before = tab.evaluate(place, "#other, #other td, p.bar")
+        tab.evaluate("piece => document.body.insertAdjacentHTML('beforeend', piece)", piece)
+        assert tab.evaluate(place, "#other, #other td, p.bar") == before, host
+        scheme, colour, shown = tab.evaluate(
+            "() => { let s = getComputedStyle(document.querySelector('.jaxmem')), i = document.querySelector('.spot');"
+            "return [s.colorScheme, s.color, getComputedStyle(i, '::after').display] }"
+        )
+        assert scheme == wanted and shown == "none", host
+        assert colour == tab.evaluate("getComputedStyle(document.body).color"), "text has the host's colour"
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390, "wide tables scroll by themselves"
+        box = tab.locator(".jaxmem .chart").bounding_box()
+        tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        hovered = "getComputedStyle(document.querySelector('.spot:hover'), '::after').content"
+        assert " alive, at " in tab.evaluate(hovered)
+        tab.close()
