@@ -4,21 +4,26 @@ No script draws them, so they need none, and none is stripped. What is read whil
 styles are stripped, nothing spills into the text.
 """
 
+import bisect
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from jaxmem._units import format_bytes, format_flops, format_seconds
-from jaxmem.analysis import MemoryReport, Moment
+from jaxmem.analysis import MemoryReport, Moment, Timeline
 from jaxmem.remat import Frontier, FrontierPoint
 from jaxmem.report._page import fullest, in_order
 from jaxmem.report._views import label, style
+from jaxmem.report.differences import family
 
 WIDTH, HEIGHT = 1000, 300
 _MOST_MOMENTS = 180
 _MOST_LOOPS = 12
 _NAMED_SHARE = 0.005
 _CAPACITY_SHOWN = 2.5  # a capacity of more than this times the largest value would flatten all bars
+_LAYER_SHARE = 0.03  # of the peak
+_SHADES = ("0%", "20%", "36%", "50%", "62%", "72%")
 _CAPACITY_CHARTED = 1.4  # and a chart
 
 
@@ -31,6 +36,26 @@ class Spot:
     bottom: str = "0"
     text: str
     side: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """Bytes of a kind, or of one layer of it, at each moment; `shade` is how much of the background is mixed in."""
+
+    kind: str
+    layer: str = ""
+    shade: str
+    sizes: tuple[int, ...]
+
+    @property
+    def style(self) -> str:
+        """The CSS class of its kind."""
+        return style(self.kind)
+
+    @property
+    def most(self) -> str:
+        """The most that it ever holds."""
+        return format_bytes(max(self.sizes))
 
 
 def scale_of(
@@ -60,22 +85,23 @@ def timeline_chart(report: MemoryReport) -> dict[str, Any] | None:
     def x(position: int) -> float:
         return (position - first) / (last - first)
 
-    kinds = in_order(kind for moment in moments for kind, size in moment.by_kind if size)
+    parts = _parts(timeline, moments)
     totals = [0] * len(moments)
     areas = []
-    for kind in kinds:
-        totals = [total + dict(moment.by_kind).get(kind, 0) for total, moment in zip(totals, moments, strict=True)]
+    for part in parts:
+        totals = [total + size for total, size in zip(totals, part.sizes, strict=True)]
         steps = "".join(
             f"V{HEIGHT * (1 - total / scale):.0f}H{WIDTH * x(end):.0f}" for total, end in zip(totals, ends, strict=True)
         )
-        areas.append({"style": style(kind), "label": label(kind), "path": f"M0 {HEIGHT}{steps}V{HEIGHT}Z"})
+        areas.append({"style": style(part.kind), "shade": part.shade, "path": f"M0 {HEIGHT}{steps}V{HEIGHT}Z"})
     loops = [loop for loop in timeline.loops if loop.end > loop.start][:_MOST_LOOPS]
     peak = max(moments, key=lambda moment: moment.live_bytes)
     return {
         "areas": areas[::-1],  # the sum of all lies behind
+        "layers": [part for part in parts if part.layer],
         "spots": [
-            _spot(100 * x(moment.position), 100 * x(end), _moment(moment, timeline.length))
-            for moment, end in zip(moments, ends, strict=True)
+            _spot(100 * x(moment.position), 100 * x(end), _moment(moment, number, parts, timeline.length))
+            for number, (moment, end) in enumerate(zip(moments, ends, strict=True))
         ],
         "width": WIDTH,
         "height": HEIGHT,
@@ -93,11 +119,50 @@ def timeline_chart(report: MemoryReport) -> dict[str, Any] | None:
     }
 
 
-def _moment(moment: Moment, length: int) -> str:
+def _parts(timeline: Timeline, moments: Sequence[Moment]) -> list[Part]:
+    """The kinds in their order. One that is most of the memory is cut into the layers that hold most of it."""
+    kinds = in_order(kind for moment in moments for kind, size in moment.by_kind if size)
+    sizes = {kind: tuple(dict(moment.by_kind).get(kind, 0) for moment in moments) for kind in kinds}
+    chief = max(kinds, key=lambda kind: max(sizes[kind]))
+    peak = max(moment.live_bytes for moment in moments)
+    parts = []
+    for kind in kinds:
+        layers = _layers(timeline, moments, kind, peak) if kind == chief and max(sizes[kind]) >= peak / 2 else {}
+        left = list(sizes[kind])
+        for number, (layer, held) in enumerate(layers.items()):
+            taken = [min(size, rest) for size, rest in zip(held, left, strict=True)]
+            left = [rest - size for rest, size in zip(left, taken, strict=True)]
+            parts.append(Part(kind=kind, layer=layer, shade=_SHADES[number], sizes=tuple(taken)))
+        parts.append(Part(kind=kind, shade=_SHADES[len(layers)] if layers else "0%", sizes=tuple(left)))
+    return parts
+
+
+def _layers(timeline: Timeline, moments: Sequence[Moment], kind: str, peak: int) -> dict[str, list[int]]:
+    """Layer → bytes at each moment, of those that hold most of a kind; layers that differ in numbers are one."""
+    positions = [moment.position for moment in moments]
+    changes: dict[str, list[int]] = {}
+    names: dict[str, set[str]] = {}
+    for buffer in timeline.buffers:
+        if buffer.kind == kind and buffer.layer and buffer.memory_space == "device":
+            change = changes.setdefault(family(buffer.layer), [0] * (len(moments) + 1))
+            names.setdefault(family(buffer.layer), set()).add(buffer.layer)
+            change[bisect.bisect_left(positions, buffer.start)] += buffer.size_bytes
+            change[bisect.bisect_right(positions, buffer.end)] -= buffer.size_bytes
+    held = {layer: list(itertools.accumulate(change[:-1])) for layer, change in changes.items()}
+    worth = [layer for layer in held if max(held[layer]) >= _LAYER_SHARE * peak]
+    worth.sort(key=lambda layer: -max(held[layer]))
+    alone = {layer: min(each) for layer, each in names.items() if len(each) == 1}
+    return {alone.get(layer, layer): held[layer] for layer in worth[: len(_SHADES) - 1]}
+
+
+def _moment(moment: Moment, number: int, parts: list[Part], length: int) -> str:
     total = moment.live_bytes
     kinds = [(kind, size) for kind, size in moment.by_kind if size > _NAMED_SHARE * total]
     lines = [f"{format_bytes(total)} alive, at {moment.position:,} of {length:,}"]
-    lines += [f"{label(kind)} {format_bytes(size)}" for kind, size in sorted(kinds, key=lambda pair: -pair[1])]
+    for kind, size in sorted(kinds, key=lambda pair: -pair[1]):
+        lines.append(f"{label(kind)} {format_bytes(size)}")
+        layers = [(part.layer, part.sizes[number]) for part in parts if part.layer and part.kind == kind]
+        lines += [f"\u2003{layer} {format_bytes(size)}" for layer, size in layers if size > _NAMED_SHARE * total]
     where = " · ".join(filter(None, (moment.op, moment.layer, moment.source)))
     return "\n".join([*lines, *([where[:160]] if where else [])])
 
@@ -112,13 +177,15 @@ def frontier_chart(frontier: Frontier) -> dict[str, Any]:
         return 100 * point.total_bytes / bytes_scale, 100 * point.price / price_scale
 
     def marks(points: tuple[FrontierPoint, ...]) -> list[dict[str, Any]]:
-        found = []
+        found: dict[tuple[int, int], dict[str, Any]] = {}
         for point in points:
             left, bottom = at(point)
             side = "right" if left > 50 else "left"
             spot = Spot(left=_percent(left), bottom=_percent(bottom), text=_point(point), side=side)
-            found.append({"spot": spot, "name": point.name})
-        return found
+            there = found.setdefault((round(left), round(bottom / 4)), {"spots": [], "names": []})
+            there["spots"].append(spot)
+            there["names"].append(point.name)
+        return [{**there, "name": ", ".join(there["names"])} for there in found.values()]
 
     # A budget between two points buys what the smaller one does; the bound between them is that of the larger.
     line = bound = ""

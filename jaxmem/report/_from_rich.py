@@ -49,7 +49,7 @@ def _inline(cell) -> str:
     made = []
     for text, own, _ in words.render(console, end=""):
         style = base if own is None else base + own
-        inside = html.escape(text.strip("\n")).replace("\n", "<br>")
+        inside = html.escape(text.strip("\n")).replace("\n", "<br>").replace("  ", "&nbsp; ")
         if style.bold:
             inside = f"<b>{inside}</b>"
         name = _CLASSES.get(style.color.name, "") if style.color is not None else "dim" if style.dim else ""

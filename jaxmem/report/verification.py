@@ -62,7 +62,7 @@ def render_equivalence(found: Equivalence) -> Group:
         f"gradients equal {found.reference} to {found.worst_error:.1e}, within {found.tolerance:.0e} ({found.dtype}): "
         f"{len(found):,} leaves"
     )
-    made = table(("error", "leaf", "dtype[shape]", "got", "expected", "at"), right=("error", "got", "expected"))
+    made = table(("error", "leaf", "value", "got", "expected", "at"), right=("error", "got", "expected"))
     for leaf in found[:_WORST]:
         shape = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
         at = ", ".join(map(str, leaf.index))

@@ -18,6 +18,8 @@ from jaxmem.analysis import KINDS, analyze, compare
 from jaxmem.report import notebook
 from jaxmem.report._chart import timeline_chart
 from jaxmem.report._from_rich import as_html
+from jaxmem.report._page import fullest
+from jaxmem.report.differences import family
 from jaxmem.report.terminal import table
 from tests.report import samples
 
@@ -103,13 +105,25 @@ def test_the_chart_is_the_timeline():
     report = samples.gpt_report()
     chart = timeline_chart(report)
     assert chart is not None and report.timeline is not None
-    assert len(chart["areas"]) == len({kind for m in report.timeline.moments for kind, size in m.by_kind if size})
+    kinds = {kind for m in report.timeline.moments for kind, size in m.by_kind if size}
+    assert len(chart["areas"]) == len(kinds) + len(chart["layers"])
     peak = max(report.timeline.moments, key=lambda moment: moment.live_bytes)
     texts = [spot.text for spot in chart["spots"]]
     assert any(text.startswith(f"{format_bytes(peak.live_bytes)} alive, at {peak.position:,} of") for text in texts)
     widths = [float(spot.width.rstrip("%")) for spot in chart["spots"]]
     assert abs(sum(widths) - 100) < 1 and float(chart["spots"][0].left.rstrip("%")) == 0
     assert timeline_chart(samples.bare_report()) is None
+
+
+def test_a_kind_that_is_nearly_all_is_cut_into_its_layers():
+    report = samples.gpt_report()
+    timeline, chart = report.timeline, timeline_chart(report)
+    assert timeline is not None and chart is not None and len(chart["layers"]) > 1
+    moments = fullest(timeline.moments, 180)
+    for part in chart["layers"]:
+        held = [b for b in timeline.buffers if b.kind == part.kind and part.layer in (b.layer, family(b.layer))]
+        sums = [sum(b.size_bytes for b in held if b.start <= m.position <= b.end) for m in moments]
+        assert part.sizes == tuple(sums) and part.most == format_bytes(max(sums))
 
 
 def test_what_is_read_while_hovering_is_no_text_where_styles_are_stripped():

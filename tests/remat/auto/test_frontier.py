@@ -83,5 +83,6 @@ def test_it_is_a_table_json_and_a_plot(curve):
     assert list(policies.text) == [p.name for p in curve.policies]
     assert curve.objective == "flops" or "ms" in figure.layout.yaxis.title.text
     chart, page = frontier_chart(curve), curve._repr_html_()
-    assert len(chart["points"]) == len(curve.points) and chart["line"].count("V") == len(curve.points) - 1
+    assert sum(len(at["spots"]) for at in chart["points"]) == len(curve.points)
+    assert chart["line"].count("V") == chart["bound"].count("H") == len(curve.points) - 1
     assert page.count("spot point") == len(curve.points) + len(curve.policies) and "<script" not in page
