@@ -16,8 +16,9 @@ _UNITS = ("_bytes", "flops", "_seconds")
 class Brief:
     """A class whose `repr` is one line of less than 200 characters, and holds no value of an array.
 
-    Where the fields that differ from their defaults are short and plain, the line is the Python code that makes an
-    equal object. Otherwise it stands in angle brackets and says what fits: sizes in their units, shapes of arrays.
+    Where the fields, or those that differ from their defaults, are short and plain, the line is the Python code that
+    makes an equal object. Otherwise it stands in angle brackets and says what there is room for: sizes in
+    their units, shapes of arrays.
 
     >>> @dataclasses.dataclass(frozen=True, kw_only=True)
     ... class Sizes(Brief):
@@ -25,7 +26,7 @@ class Brief:
     ...     kept_bytes: int = 0
     ...     parts: tuple = ()
     >>> Sizes(name="a"), Sizes(name="a", kept_bytes=2048, parts=("x" * 300,) * 12)
-    (Sizes(name='a'), <Sizes name='a' kept=2.0 KiB parts=(12 values)>)
+    (Sizes(name='a', kept_bytes=0, parts=()), <Sizes name='a' kept=2.0 KiB parts=(12 values)>)
     """
 
     _identity = ()  # without a type: those who read the types of fields would take it for one
@@ -39,14 +40,15 @@ class Brief:
 
     def __repr__(self) -> str:
         name = type(self).__name__
+        told = [(field, getattr(self, field)) for field in self._identity]
         if not self._identity:
-            told = _different(self)
-            written = [(field, _written(value)) for field, value in told]
-            code = f"{name}({', '.join(f'{field}={text}' for field, text in written)})"
-            if all(text for _, text in written) and len(code) <= LONGEST:
-                return code
-        else:
-            told = [(field, getattr(self, field)) for field in self._identity]
+            told = differing(self)
+            every = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]  # pyright: ignore[reportArgumentType]
+            for fields in (every, told):
+                written = [(field, _written(value)) for field, value in fields]
+                code = f"{name}({', '.join(f'{field}={text}' for field, text in written)})"
+                if all(text for _, text in written) and len(code) <= LONGEST:
+                    return code
         return one_line(name, [(_without_unit(field), brief(value, field)) for field, value in told])
 
 
@@ -138,7 +140,7 @@ def arrays_in_words(tree: Any) -> str:
     return f"{many} of {count:,} number{'s' if count != 1 else ''}, {format_bytes(sizes)}"
 
 
-def _different(record: Any) -> list[tuple[str, Any]]:
+def differing(record: Any) -> list[tuple[str, Any]]:
     """(field, value) of those that are not at their default."""
     told = []
     for field in dataclasses.fields(record):

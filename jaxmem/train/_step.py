@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import remat
-from jaxmem._shown import brief, name_of, one_line
+from jaxmem._shown import brief, differing, name_of, one_line
 from jaxmem.analysis import MemoryReport
 from jaxmem.budget import parse_budget
 from jaxmem.config import MemoryConfig
@@ -87,8 +87,8 @@ class TrainStep:
 
     def __repr__(self) -> str:
         on = "this machine" if self.target is None else getattr(self.target, "name", self.target)
-        about = [("config", brief(self.config)), ("target", str(on)), ("loss", name_of(self.workload.loss_fn))]
-        return one_line("TrainStep", about)
+        config = [(field, brief(value)) for field, value in differing(self.config)]
+        return one_line("TrainStep", [("loss", name_of(self.workload.loss_fn)), ("target", str(on)), *config])
 
     # -- running -----------------------------------------------------------------------------------
 
