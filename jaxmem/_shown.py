@@ -94,13 +94,13 @@ def one_line(name: str, parts: list[tuple[str, str]]) -> str:
 def brief(value, name: str = "") -> str:
     """A value in a few words; of arrays their shapes or their bytes, so that no device is waited for.
 
-    >>> brief(2048, "peak_bytes"), brief("x" * 100)[:4], brief(brief), brief(("a", "b")), brief({"a": [1] * 9})
-    ('2.0 KiB', "'xxx", 'brief', "('a', 'b')", '(1 value)')
+    >>> brief(2048, "peak_bytes"), brief(1 / 3), brief(brief), brief(("a", "b")), brief({"a": [1] * 9})
+    ('2.0 KiB', '0.333', 'brief', "('a', 'b')", '(1 value)')
     """
-    if is_array(value):
+    if is_array(value) and not isinstance(value, float):  # NumPy's float64 is both
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
-    if isinstance(value, int | float) and not isinstance(value, bool) and name.endswith(_UNITS):
-        return in_words(name, value)
+    if isinstance(value, float) or (name.endswith(_UNITS) and type(value) is int):
+        return in_words(name, float(value) if isinstance(value, float) else value)
     text = _written(value)
     if text is not None and len(text) <= _LONGEST_VALUE:
         return text
@@ -154,7 +154,9 @@ def differing(record: Any) -> list[tuple[str, Any]]:
 
 def _written(value: Any) -> str | None:
     """A value as Python code; None where that is long, or its `repr` may be none, as that of an array."""
-    if value is None or isinstance(value, bool | int | float | complex):
+    if isinstance(value, float):
+        return repr(float(value))
+    if value is None or isinstance(value, bool | int | complex):
         return repr(value)
     if isinstance(value, str):
         return repr(value) if len(value) <= LONGEST else None

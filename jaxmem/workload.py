@@ -252,7 +252,7 @@ def optimizer_name(optimizer) -> str:
     'chain(scale_by_adam, add_decayed_weights)'
     """
     parts = [part for part in _parts(optimizer.init) if part not in ("identity", "init_empty_state")]
-    return parts[0] if len(parts) == 1 else f"chain({', '.join(parts)})"
+    return parts[0] if len(parts) == 1 else f"chain({', '.join(parts)})" if parts else "chain"
 
 
 def _parts(init) -> list[str]:
