@@ -44,11 +44,13 @@ def comparison_csv(comparison: Comparison) -> str:
 
 
 def diff_csv(found: Diff) -> str:
-    """A line a change, of kinds, layers and buffers."""
+    """A line a change, of "kinds", "layers", "buffers" and whatever else a diff lists `Change`s of."""
     names = [field.name for field in dataclasses.fields(Change)]
-    parts = {"kind": found.kinds, "layer": found.layers, "buffer": found.buffers}
-    rows = [[part, *(getattr(c, n) for n in names), c.change_bytes] for part, changes in parts.items() for c in changes]
-    return _csv(["of", *names, "change_bytes"], rows)
+    parts = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    changes = [(part, c) for part, of in parts.items() if isinstance(of, tuple) for c in of if isinstance(c, Change)]
+    return _csv(
+        ["of", *names, "change_bytes"], ([part, *(getattr(c, n) for n in names), c.change_bytes] for part, c in changes)
+    )
 
 
 def _csv(names: list[str], rows: Iterable[list]) -> str:
