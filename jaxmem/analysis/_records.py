@@ -7,6 +7,7 @@ from jaxmem._display import column, record
 
 KINDS = (
     "parameters",
+    "parameter_copies",
     "optimizer_state",
     "gradients",
     "accumulators",
@@ -14,6 +15,7 @@ KINDS = (
     "state",
     "batch",
     "arguments",
+    "argument_copies",
     "outputs",
     "collectives",
     "constants",
@@ -24,8 +26,10 @@ KINDS = (
 )
 """The kinds that bytes are counted under.
 
-`arguments` are those of a plain function whose kinds are not declared; `fragmentation` lies unused
-between the buffers of the temporary allocation at its peak.
+`arguments` are those of a plain function whose kinds are not declared. Copies are temporaries: `parameter_copies`
+are slices, relayouts and casts of parameters that live within the step only, `argument_copies` those of optimizer
+state, batch and other arguments. `fragmentation` lies unused between the buffers of the temporary allocation at its
+peak.
 """
 
 Phase = Literal["forward", "backward", "recompute", "update", ""]
@@ -89,7 +93,7 @@ class Moment:
     Args:
       position: index in the schedule; a loop's body counts once.
       by_kind: (kind, bytes) pairs that sum to the bytes alive.
-      op, layer, source, shape: what runs there.
+      op, layer, source, shape, phase: what runs there, as of a `Buffer`.
     """
 
     position: int
@@ -98,6 +102,7 @@ class Moment:
     layer: str = ""
     source: str = ""
     shape: str = ""
+    phase: Phase = ""
 
     @property
     def live_bytes(self) -> int:
@@ -122,6 +127,29 @@ class Timeline:
     moments: tuple[Moment, ...]
     loops: tuple[Loop, ...] = ()
     buffers: tuple[Buffer, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourceLine:
+    """The text of a line of the user's code, as it was when the report was made.
+
+    Args:
+      file: whole path, the `source_file` of a buffer.
+      line: number of the line.
+      text: without the white space round it; cut where it is long.
+    """
+
+    file: str
+    line: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Something that the program was made with, and that a diff may tell of: its name and its value in words."""
+
+    name: str
+    value: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

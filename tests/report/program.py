@@ -192,6 +192,6 @@ def live_bytes(buffers: list[Buffer], length: int) -> list[Moment]:
         for buffer in starts[position]:
             alive[buffer.kind] += buffer.size_bytes
         what = max(starts[position], key=lambda b: b.size_bytes, default=None)
-        about = {} if what is None else {f: getattr(what, f) for f in ("op", "layer", "source", "shape")}
+        about = {} if what is None else {f: getattr(what, f) for f in ("op", "layer", "source", "shape", "phase")}
         moments.append(Moment(position=position, by_kind=tuple((k, n) for k, n in alive.items() if n), **about))
     return moments

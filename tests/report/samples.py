@@ -12,6 +12,7 @@ from jaxmem.analysis import (
     LayerBytes,
     MemoryReport,
     Moment,
+    SourceLine,
     StepTime,
     Timeline,
 )
@@ -84,6 +85,7 @@ def gpt_report(
             loops=tuple(loops),
             buffers=tuple(sorted(buffers, key=lambda b: -b.size_bytes)[:1000]),
         ),
+        "source_lines": (SourceLine(file="/home/me/project/gpt.py", line=88, text="logits = self.head(x)"),),
         "padding_bytes": sum(b.padding_bytes for b in at_peak),
         "donation_misses": (
             DonationMiss(path="state.loss_scale", size_bytes=4, dtype_in="float32", dtype_out="bfloat16"),
