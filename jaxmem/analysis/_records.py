@@ -87,6 +87,18 @@ class Loop:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Positions `start` to `end` of the schedule, both included, in which one phase of the step runs.
+
+    What has no phase, such as a copy, counts to the stretch that it stands in.
+    """
+
+    phase: Phase
+    start: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Moment:
     """The live bytes from `position` of the schedule until the next moment.
 
@@ -119,6 +131,7 @@ class Timeline:
       peak_position: where most bytes are alive.
       moments: in order of position; only those where something changes.
       loops: the outer ones first.
+      phases: stretches of forward pass, backward pass, update, in order of position.
       buffers: the largest buffers of the whole schedule, largest first, for a map of memory over time.
     """
 
@@ -126,6 +139,7 @@ class Timeline:
     peak_position: int
     moments: tuple[Moment, ...]
     loops: tuple[Loop, ...] = ()
+    phases: tuple[Stretch, ...] = ()
     buffers: tuple[Buffer, ...] = ()
 
 

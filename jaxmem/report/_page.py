@@ -116,6 +116,7 @@ def _timeline(timeline: Timeline, strings: Strings, most: int) -> dict[str, Any]
         "counts": counts,
         "changes": changes,
         **{name: [strings.code(getattr(m, name)) for m in moments] for name in _OF_MOMENTS},
+        "phases": [[run.phase, run.start, run.end + 1] for run in timeline.phases],
         "loops": [[strings.code(loop.name), loop.start, loop.end, loop.trips] for loop in timeline.loops],
     }
 

@@ -87,6 +87,12 @@ def test_the_timeline_says_forward_and_backward_and_the_report_what_stands_there
     phases = [moment.phase for moment in report.timeline.moments if moment.phase]
     assert phases == sorted(phases, reverse=True) and {*phases} == {"forward", "backward"}
     assert report.timeline.moments[0].position == 0
+    forward, backward = report.timeline.phases
+    assert (forward.phase, forward.start, backward.phase, backward.end) == (
+        *("forward", 0),
+        *("backward", report.timeline.length - 1),
+    )
+    assert backward.start == forward.end + 1
     (line,) = report.source_lines
     assert line.file == __file__ and line.text.endswith("# this very line")
     assert {b.source for b in report.buffers if b.source} == {f"test_details.py:{line.line}"}

@@ -14,9 +14,10 @@ from jaxmem.analysis import (
     Moment,
     SourceLine,
     StepTime,
+    Stretch,
     Timeline,
 )
-from tests.report.program import Program, live_bytes, placed
+from tests.report.program import Program, live_bytes, placed, stretches
 
 
 def gpt_report(
@@ -83,6 +84,7 @@ def gpt_report(
             peak_position=peak.position,
             moments=tuple(moments),
             loops=tuple(loops),
+            phases=stretches(moments, length),
             buffers=tuple(sorted(buffers, key=lambda b: -b.size_bytes)[:1000]),
         ),
         "source_lines": (SourceLine(file="/home/me/project/gpt.py", line=88, text="logits = self.head(x)"),),

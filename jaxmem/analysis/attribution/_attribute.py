@@ -1,12 +1,12 @@
 """Puts it together: each buffer's origin, layer, kind and source line; the peak; the timeline."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from jaxmem.analysis._kind_paths import undeclared_kind
-from jaxmem.analysis._records import KINDS, Buffer, LayerBytes, Loop, Moment, SourceLine, Timeline
+from jaxmem.analysis._records import KINDS, Buffer, LayerBytes, Loop, Moment, Phase, SourceLine, Stretch, Timeline
 from jaxmem.analysis.assignment import Assignment, Span, Sweep, sweep
 from jaxmem.analysis.attribution._buffers import Buffers, rooted
 from jaxmem.analysis.attribution._kinds import program_arguments
@@ -91,6 +91,7 @@ def attribute(
             peak_position=at_peak,
             moments=_moments(constant, swept, assignment, made),
             loops=_loops(assignment, module),
+            phases=_phases(assignment.schedule, module),
             buffers=tuple(sorted(rooted(temporary), key=lambda b: (-b.size_bytes, b.name))[:_MAP_BUFFERS]),
         ),
         padding_bytes=sum(b.padding_bytes for b in chosen),
@@ -160,6 +161,18 @@ def _moments(constant: dict[str, int], swept: Sweep, assignment: Assignment, buf
             )
         )
     return tuple(moments)
+
+
+def _phases(schedule: Sequence[str], module: Module) -> tuple[Stretch, ...]:
+    """Runs of instructions of one phase."""
+    starts: list[tuple[Phase, int]] = []
+    for position, name in enumerate(schedule):
+        instruction = module.instruction(name)
+        phase = parse_scope(instruction.op_name).phase if instruction else ""
+        if phase and (not starts or starts[-1][0] != phase):
+            starts.append((phase, position if starts else 0))
+    after = [*starts[1:], ("", len(schedule))]
+    return tuple(Stretch(phase=p, start=s, end=e - 1) for (p, s), (_, e) in zip(starts, after, strict=False))
 
 
 def _loops(assignment: Assignment, module: Module) -> tuple[Loop, ...]:

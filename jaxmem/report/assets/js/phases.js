@@ -1,32 +1,23 @@
-// Forward and backward as a strip below a chart over the schedule: runs of moments of one phase of the step.
+// Forward and backward as a strip below a chart over the schedule.
 "use strict";
 (function () {
   const HEIGHT = 0.05; // of the chart
   const SHORTEST = 0.006; // of the schedule; shorter runs belong to the one before them
 
-  // [phase, from, to): what has no phase of its own, such as a copy, belongs to the run that it stands in.
-  function runs(report) {
-    const { phase, positions, length } = report.timeline;
-    const found = [];
-    phase.forEach((code, i) => {
-      const name = report.strings[code];
-      const end = positions[i + 1] ?? length;
-      const last = found.at(-1);
-      if (last && (!name || last[0] === name)) last[2] = end;
-      else if (name) found.push([name, found.length ? positions[i] : 0, end]);
-    });
+  // [phase, from, to), without those that are too short to be seen.
+  function runs({ phases, length }) {
     const kept = [];
-    for (const run of found) {
+    for (const [phase, from, to] of phases) {
       const last = kept.at(-1);
-      if (last && (run[2] - run[1] < SHORTEST * length || last[0] === run[0])) last[2] = run[2];
-      else kept.push([...run]);
+      if (last && (to - from < SHORTEST * length || last[0] === phase)) last[2] = to;
+      else kept.push([phase, from, to]);
     }
     return kept;
   }
 
   // Shapes and annotations of the strip, and the domain that it leaves to the chart.
   page.phaseStrip = function (report, from, to, width) {
-    const found = report.timeline?.phase ? (report.phaseRuns ??= runs(report)) : [];
+    const found = report.timeline ? (report.phaseRuns ??= runs(report.timeline)) : [];
     if (!found.length) return { shapes: [], annotations: [], xaxis: {}, yaxis: {} };
     const shapes = [];
     const annotations = [];

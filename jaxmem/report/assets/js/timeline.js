@@ -115,7 +115,7 @@
     const [from, to] = view;
     const { coded, capacity } = line;
     const chosen = visible(from, to);
-    const near = capacity && capacity < 2.5 * line.most; // further up it would flatten all else
+    const near = capacity && capacity < 1.6 * line.most; // further up it would flatten all else
     const top = 1.14 * Math.max(line.most, near ? capacity : 0, 1);
     const unit = page.unit(top);
     // The last moment lasts until the schedule's end.
