@@ -185,8 +185,6 @@ def _name_change(before: list[Buffer], after: list[Buffer]) -> Change:
         kind=kinds[0] if len(kinds) == 1 else "",
         before_bytes=_bytes(before),
         after_bytes=_bytes(after),
-        before=_shapes(before),
-        after=_shapes(after),
     )
 
 

@@ -83,7 +83,10 @@ def test_copies_of_arguments_are_told_from_them():
 
 
 def test_the_timeline_says_forward_and_backward_and_the_report_what_stands_there():
-    report = analyze(jax.grad(lambda w, x: jnp.mean(jnp.tanh(jnp.tanh(x @ w) @ w))), X, X, target="cpu")  # this very line
+    def loss(w, x):
+        return jnp.mean(jnp.tanh(jnp.tanh(x @ w) @ w))  # this very line
+
+    report = analyze(jax.grad(loss), X, X, target="cpu")
     phases = [moment.phase for moment in report.timeline.moments if moment.phase]
     assert phases == sorted(phases, reverse=True) and {*phases} == {"forward", "backward"}
     assert report.timeline.moments[0].position == 0

@@ -14,7 +14,6 @@ from jaxmem.analysis import (
     Moment,
     SourceLine,
     StepTime,
-    Stretch,
     Timeline,
 )
 from tests.report.program import Program, live_bytes, placed, stretches

@@ -22,7 +22,6 @@ XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1
 WHITE = np.array([0.95047, 1.0, 1.08883])
 
 
-
 def colours_in(sheet: str) -> dict[str, tuple[str, str]]:
     """Name → (light, dark) of a style sheet's colours."""
     text = (files("jaxmem.report") / "assets" / sheet).read_text()

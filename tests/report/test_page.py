@@ -237,7 +237,7 @@ def test_a_click_on_the_timeline_lists_what_is_alive(page):
     page.locator("#alive-peak").press("Enter")
     assert int(page.locator("#alive-at").input_value()) == report.timeline.peak_position
     page.locator("#alive tbody button").first.press("Enter")
-    assert page.locator("#buffers tr[aria-selected=true]").count() == 1
+    assert page.locator("#buffers tr[aria-current=true]").count() == 1
 
 
 def test_a_click_on_the_map_selects_its_buffer(page):
@@ -245,13 +245,13 @@ def test_a_click_on_the_map_selects_its_buffer(page):
     text = hover(page, "#map-chart", 0.5, 0.79)
     page.mouse.down()
     page.mouse.up()
-    marked = page.locator("#buffers tr[aria-selected=true]")
+    marked = page.locator("#buffers tr[aria-current=true]")
     marked.wait_for(timeout=10_000)
     cells = marked.locator("td").all_text_contents()
     assert cells[1] in text and cells[2] in text and page.locator("#buffers-search").input_value() == ""
     assert "lies at" in page.locator("#buffers tr.more").text_content()
-    until(page, "document.activeElement.closest('tr')?.getAttribute('aria-selected') === 'true'")
-    place = "document.querySelector('#buffers tr[aria-selected=true]').getBoundingClientRect()"
+    until(page, "document.activeElement.closest('tr')?.getAttribute('aria-current') === 'true'")
+    place = "document.querySelector('#buffers tr[aria-current=true]').getBoundingClientRect()"
     until(page, f"{place}.top > 0 && {place}.bottom < innerHeight")  # it scrolls smoothly
     until(page, "document.getElementById('map-chart').layout.shapes.some((s) => s.name === 'selected')")
 

@@ -91,11 +91,12 @@ class Kinds:
     def copied(self, found: Origin) -> Argument | None:
         """The argument that a temporary is a copy of, whole or in part; or a cast of, where that is state."""
         made = found.instruction
-        if made.opcode == "parameter":
-            return self.arguments.get(made.argument_path)
         cast = origin(self.module, made.operands[0]) if made.opcode == "convert" and made.operands else None
-        argument = self.arguments.get(cast.instruction.argument_path) if cast and cast.instruction.opcode == "parameter" else None
-        return argument if argument is not None and argument.kind in _STATE else None
+        held = cast.instruction if cast else made
+        if held.opcode != "parameter":
+            return None
+        argument = self.arguments.get(held.argument_path)
+        return argument if argument is not None and (cast is None or argument.kind in _STATE) else None
 
     def _is_workspace(self, instruction: Instruction, type_: str) -> bool:
         """Scratch of a library call, or the partial sums of a matrix product that is split along its contraction."""

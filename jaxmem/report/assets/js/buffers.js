@@ -62,7 +62,7 @@
     if (!found.includes(rows[index])) find();
     first = PAGE * Math.floor(found.indexOf(rows[index]) / PAGE);
     show();
-    const button = table.querySelector("tr[aria-selected=true] button");
+    const button = table.querySelector("tr[aria-current=true] button");
     if (button.getAttribute("aria-expanded") === "false") expand(button, rows[index]);
     button.focus({ preventScroll: true });
     button.closest("tr").scrollIntoView({ block: "center" });
@@ -96,8 +96,8 @@
   }
 
   function mark(tr, row) {
-    table.querySelector("tr[aria-selected=true]")?.removeAttribute("aria-selected");
-    tr.setAttribute("aria-selected", "true");
+    table.querySelector("tr[aria-current=true]")?.removeAttribute("aria-current");
+    tr.setAttribute("aria-current", "true");
     page.selected = row.index;
     page.drawMap();
   }
@@ -120,7 +120,7 @@
 
   function show() {
     const part = found.slice(first, first + PAGE);
-    table.tBodies[0].replaceChildren(...part.map((row) => page.element("tr", row.index === page.selected ? { "aria-selected": "true" } : {}, ...columns.map((column) => cell(row, column)))));
+    table.tBodies[0].replaceChildren(...part.map((row) => page.element("tr", row.index === page.selected ? { "aria-current": "true" } : {}, ...columns.map((column) => cell(row, column)))));
     const total = found.reduce((sum, row) => sum + row.size_bytes, 0);
     const left = page.report.left_out;
     page.one("buffers-count").textContent =
