@@ -188,6 +188,7 @@ HEIGHTS = """() => {
 
 def test_one_choice_colours_timeline_map_layers_and_tables(page):
     legends = {}
+    assert page.locator("#colour").input_value() == "layer"  # since most of this program's bytes are activations
     for colour, marked in (("layer", "layer"), ("phase", "phase"), ("kind", "kind")):
         page.locator("#colour").select_option(colour)
         drawn(page)

@@ -4,6 +4,7 @@
 (function () {
   const LAYERS = 9; // with a colour of their own
   const FEW = 4; // so few families are split by number
+  const ONE_KIND = 0.75; // of the bytes at the peak
   const choice = page.one("colour");
   const PHASES = [["throughout", "arguments and outputs"], ["forward", "forward"], ["recompute", "recompute"], ["backward", "backward"], ["update", "update"], ["none", "no phase known"]];
 
@@ -91,4 +92,13 @@
   };
 
   choice.addEventListener("change", () => page.redraw());
+
+  // Where nearly all bytes are of one kind, kinds would tell nothing: then the layers are shown first.
+  page.chooseColours = function (report) {
+    const sizes = new Map();
+    for (const [, kind, size] of report.layers) sizes.set(kind, (sizes.get(kind) ?? 0) + size);
+    const all = [...sizes.values()].reduce((sum, size) => sum + size, 0);
+    const layers = new Set(report.layers.map(([layer]) => layer)).size;
+    choice.value = layers >= FEW && Math.max(...sizes.values()) > ONE_KIND * all ? "layer" : "kind";
+  };
 })();
