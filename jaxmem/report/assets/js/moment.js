@@ -10,12 +10,11 @@
     const name = page.element("button", { type: "button", title: "Show in the table of buffers" }, b.title);
     name.addEventListener("click", () => page.select(b.index));
     const grouping = page.grouping(page.report);
-    const swatch = page.swatch(grouping.css(grouping.of(b)));
     const code = page.codeAt(page.report, b.source, b.source_file);
     return page.element("tr", {},
-      page.element("th", { scope: "row" }, name),
+      page.element("th", { scope: "row" }, page.swatch(grouping.css(grouping.of(b))), name),
       page.element("td", { class: "number" }, page.bytes(own)),
-      page.element("td", {}, swatch, page.label(b.kind)),
+      page.element("td", {}, page.label(b.kind)),
       page.element("td", { class: "wide" }, b.layer),
       page.element("td", {}, b.op),
       page.element("td", { class: "code" }, b.source, page.element("code", {}, code)));
