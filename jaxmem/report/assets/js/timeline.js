@@ -144,8 +144,9 @@
     const where = coded.positions[line.peak];
     const red = page.colour("--bad");
     if (where >= from && where <= to) {
+      const height = page.bytes(line.total[line.peak]); // without what lies unused between buffers
       const side = where < from + 0.12 * (to - from) ? "left" : where > to - 0.12 * (to - from) ? "right" : "center";
-      annotations.push({ x: where, y: line.total[line.peak] / unit.size, xanchor: side, yanchor: "bottom", text: `peak ${page.bytes(line.total[line.peak])}`, arrowhead: 2, arrowcolor: page.colour("--text"), ax: 0, ay: -22, font: { color: page.colour("--text"), size: 12 }, bgcolor: page.colour("--surface") });
+      annotations.push({ x: where, y: line.total[line.peak] / unit.size, xanchor: side, yanchor: "bottom", text: `peak ${height}${height === page.bytes(line.report.peak_bytes) ? "" : " in buffers"}`, arrowhead: 2, arrowcolor: page.colour("--text"), ax: 0, ay: -22, font: { color: page.colour("--text"), size: 12 }, bgcolor: page.colour("--surface") });
     }
     if (near) {
       shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: capacity / unit.size, y1: capacity / unit.size, line: { color: red, width: 1.5, dash: "dash" } });
