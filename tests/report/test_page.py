@@ -148,11 +148,19 @@ CONTRAST = """() => {
     const [r, g, b] = rgb(text).map((v) => linear(v / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const ground = light(page.colour("--surface"));
-  return ["--text", "--muted", "--accent", "--good", "--bad", "--unsure"].map((name) => {
-    const [a, b] = [light(page.colour(name)), ground].sort((x, y) => y - x);
+  const between = (one, other) => {
+    const [a, b] = [light(one), light(other)].sort((x, y) => y - x);
     return (a + 0.05) / (b + 0.05);
-  });
+  };
+  const ground = page.colour("--surface");
+  const names = ["--text", "--muted", "--accent", "--good", "--bad", "--unsure"];
+  const words = names.map((name) => between(page.colour(name), ground));
+  const hex = (text) => `rgb(${text.slice(1).match(/../g).map((pair) => parseInt(pair, 16))})`;
+  const layers = [..."012345678", "other", "none"].map((name) => `layer-${name}`);
+  const phases = ["forward", "backward", "recompute", "update", "throughout", "none"].map((name) => `phase-${name}`);
+  const grounds = [...layers, ...phases].map((name) => page.colour("--kind", name));
+  const inside = grounds.map((colour) => between(hex(page.readable(colour)), colour));
+  return [...words, ...inside];
 }"""
 
 
