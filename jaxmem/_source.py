@@ -19,6 +19,7 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 _PYTHON = re.compile(r"/lib(?:64)?/python\d\.\d+/")
 _FRAME = re.compile(r"(.+?):(\d+)(?:[:\-][\d:\-]*)? \(")  # "FILE:LINE:COLUMN (FUNCTION)"
+_SCRIPTS = sysconfig.get_path("scripts") + os.sep  # a command's own, which only calls a package
 _NO_FILES = ("<frozen ", "<__array_function__", "<decorator-gen")  # not "<string>" or "<ipython-input-…>", the user's
 
 
@@ -34,7 +35,7 @@ def is_library(path: str) -> bool:
     >>> is_library("/env/lib/python3.9/site-packages/flax/core.py"), is_library("/env/site-packages/mymodel/net.py")
     (True, False)
     """
-    if is_own(path) or path.startswith(_NO_FILES):
+    if is_own(path) or path.startswith(_NO_FILES) or path.startswith(_SCRIPTS):
         return True
     package = package_of(path)
     return package in _LIBRARIES if package else is_python(path)

@@ -47,6 +47,18 @@ def format_apart(*values: int) -> list[str]:
     return texts if len(set(texts)) == len(set(values)) else [f"{value:,} bytes" for value in values]
 
 
+def format_share(part: int | None, whole: int | None) -> str:
+    """A part of a whole in percent; empty where one of them is unknown.
+
+    >>> format_share(1, 3), format_share(1, 1000), format_share(0, 3), format_share(None, 3)
+    ('33%', '<1%', '0%', '')
+    """
+    if not whole or part is None:
+        return ""
+    share = part / whole
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+
+
 def format_flops(value: int | None) -> str:
     """FLOPs in K, M, G, T or P; a dash for None.
 

@@ -23,7 +23,10 @@ from jaxmem.analysis._records import Finding as Finding
 from jaxmem.analysis._records import LayerBytes as LayerBytes
 from jaxmem.analysis._records import Loop as Loop
 from jaxmem.analysis._records import Moment as Moment
+from jaxmem.analysis._records import Setting as Setting
+from jaxmem.analysis._records import SourceLine as SourceLine
 from jaxmem.analysis._records import StepTime as StepTime
+from jaxmem.analysis._records import Stretch as Stretch
 from jaxmem.analysis._records import Timeline as Timeline
 from jaxmem.analysis._report import MemoryReport as MemoryReport
 from jaxmem.analysis._report import report_schema as report_schema

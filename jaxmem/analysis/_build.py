@@ -11,7 +11,7 @@ from jaxmem.analysis._details import details
 from jaxmem.analysis._facts import memory_facts
 from jaxmem.analysis._jaxpr_flops import JaxprFlops
 from jaxmem.analysis._program import Program, known
-from jaxmem.analysis._records import StepTime
+from jaxmem.analysis._records import Setting, StepTime
 from jaxmem.analysis._report import MemoryReport
 from jaxmem.analysis.findings._compiler import without_effect, wrong_numbers
 from jaxmem.analysis.hlo._miscompiled import refusal
@@ -98,6 +98,7 @@ def build_report(program: Program, target: Target) -> MemoryReport:
         **dataclasses.asdict(shown),
         argument_provenance=facts.argument_provenance,
         saved_residual_bytes=known(program.saved_residual_bytes),
+        settings=tuple(Setting(name=name, value=value) for name, value in program.settings.items()),
         remat=program.remat,
         forward_flops=modelled.forward if modelled else None,
         asked_recompute_flops=modelled.recompute if modelled else None,

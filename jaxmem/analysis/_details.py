@@ -48,6 +48,7 @@ def details(
         "by_layer": found.by_layer,
         "buffers": found.buffers,
         "timeline": found.timeline,
+        "source_lines": found.source_lines,
         "padding_bytes": found.padding_bytes,
         "donation_misses": misses,
         "findings": findings(found.buffers, found.origins, module, misses, made.platform, assignment.schedule),

@@ -34,6 +34,7 @@ class Program(Brief, identity=("name", "remat", "shards")):
       gradients: shapes of the gradients on one device, of a step that reduces them.
       shards: devices among which they are reduced.
       gradient_reduction: "once" or "each" micro-batch.
+      settings: what it was made with, by name, for a diff of reports.
       notes: sentences for the report's warnings.
       made: what the target's compiler made of it, where that is known already: it is not compiled again.
       refuse_miscompiled: whether to raise where the compiler made it compute wrong numbers, instead of a finding.
@@ -51,6 +52,7 @@ class Program(Brief, identity=("name", "remat", "shards")):
     gradients: tuple[tuple[int, ...], ...] = ()
     shards: int = 1
     gradient_reduction: str | None = None
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     made: CompiledProgram | None = None
     refuse_miscompiled: bool = False

@@ -8,6 +8,7 @@ from jaxmem._shown import Brief
 
 KINDS = (
     "parameters",
+    "parameter_copies",
     "optimizer_state",
     "gradients",
     "accumulators",
@@ -15,6 +16,7 @@ KINDS = (
     "state",
     "batch",
     "arguments",
+    "argument_copies",
     "outputs",
     "collectives",
     "constants",
@@ -25,8 +27,10 @@ KINDS = (
 )
 """The kinds that bytes are counted under.
 
-`arguments` are those of a plain function whose kinds are not declared; `fragmentation` lies unused
-between the buffers of the temporary allocation at its peak.
+`arguments` are those of a plain function whose kinds are not declared. Copies are temporaries: `parameter_copies`
+are slices, relayouts and casts of parameters that live within the step only, `argument_copies` those of optimizer
+state, batch and other arguments. `fragmentation` lies unused between the buffers of the temporary allocation at its
+peak.
 """
 
 Phase = Literal["forward", "backward", "recompute", "update", ""]
@@ -84,13 +88,25 @@ class Loop(Brief):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Stretch(Brief):
+    """Positions `start` to `end` of the schedule, both included, in which one phase of the step runs.
+
+    What has no phase, such as a copy, counts to the stretch that it stands in.
+    """
+
+    phase: Phase
+    start: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Moment(Brief):
     """The live bytes from `position` of the schedule until the next moment.
 
     Args:
       position: index in the schedule; a loop's body counts once.
       by_kind: (kind, bytes) pairs that sum to the bytes alive.
-      op, layer, source, shape: what runs there.
+      op, layer, source, shape, phase: what runs there, as of a `Buffer`.
     """
 
     position: int
@@ -99,6 +115,7 @@ class Moment(Brief):
     layer: str = ""
     source: str = ""
     shape: str = ""
+    phase: Phase = ""
 
     @property
     def live_bytes(self) -> int:
@@ -115,6 +132,7 @@ class Timeline(Brief, identity=("length", "peak_position", "moments", "buffers")
       peak_position: where most bytes are alive.
       moments: in order of position; only those where something changes.
       loops: the outer ones first.
+      phases: stretches of forward pass, backward pass, update, in order of position.
       buffers: the largest buffers of the whole schedule, largest first, for a map of memory over time.
     """
 
@@ -122,7 +140,31 @@ class Timeline(Brief, identity=("length", "peak_position", "moments", "buffers")
     peak_position: int
     moments: tuple[Moment, ...]
     loops: tuple[Loop, ...] = ()
+    phases: tuple[Stretch, ...] = ()
     buffers: tuple[Buffer, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourceLine(Brief):
+    """The text of a line of the user's code, as it was when the report was made.
+
+    Args:
+      file: whole path, the `source_file` of a buffer.
+      line: number of the line.
+      text: without the white space round it; cut where it is long.
+    """
+
+    file: str
+    line: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting(Brief):
+    """Something that the program was made with, and that a diff may tell of: its name and its value in words."""
+
+    name: str
+    value: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

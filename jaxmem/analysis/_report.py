@@ -8,10 +8,20 @@ from jaxmem._shown import Shown
 from jaxmem._units import format_bytes
 from jaxmem.analysis._fits import Fits
 from jaxmem.analysis._json import read_record, record_schema, values_of
-from jaxmem.analysis._records import Buffer, DonationMiss, DtypeBytes, Finding, LayerBytes, StepTime, Timeline
+from jaxmem.analysis._records import (
+    Buffer,
+    DonationMiss,
+    DtypeBytes,
+    Finding,
+    LayerBytes,
+    Setting,
+    SourceLine,
+    StepTime,
+    Timeline,
+)
 
 SCHEMA = "jaxmem.report/1"
-DETAILS = ("by_layer", "buffers", "timeline")
+DETAILS = ("by_layer", "buffers", "timeline", "source_lines")
 
 
 def _reduced(report: "MemoryReport") -> str:
@@ -76,6 +86,8 @@ class MemoryReport(Shown, identity=("name", "target", "peak_bytes", "fits", "pro
         "Residuals that one micro-batch keeps for its backward pass, from the trace.", "modelled", default=None,
         terminal="saved residuals*", page="saved residuals", note="modelled, one micro-batch",
         row="residuals*", page_row="residuals*", diff="saved residual", rank=3)
+    settings: tuple[Setting, ...] = column(
+        "What the program was made with: the fields of the config, the batch, the options of the file.", default=())
     remat: str = column("Name of the rematerialisation setting.", default="none")
     forward_flops: int | None = column(
         "FLOPs of matrix products and convolutions outside the backward pass, over all micro-batches and all devices, "
@@ -118,6 +130,8 @@ class MemoryReport(Shown, identity=("name", "target", "peak_bytes", "fits", "pro
     by_layer: tuple[LayerBytes, ...] = column("Bytes at the peak by layer and kind, largest first.", default=())
     buffers: tuple[Buffer, ...] = column("The buffers alive at the peak, largest first.", default=())
     timeline: Timeline | None = column("Live bytes over the schedule.", default=None)
+    source_lines: tuple[SourceLine, ...] = column(
+        "The text of the user's lines that buffers and timeline name, where their files could be read.", default=())
     padding_bytes: int | None = column(
         "Bytes of the buffers at the peak that hold nothing.", "buffer_provenance",
         default=None, page="padding at peak", after="host_temp_bytes")

@@ -1,7 +1,9 @@
 """`jaxmem analyze`: where the bytes of one training step go."""
 
+import dataclasses
 import json
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +23,18 @@ from jaxmem.cli._options import (
 )
 from jaxmem.cli._output import Outputs, clean_stdout
 from jaxmem.cli._status import stages
+
+if TYPE_CHECKING:
+    from jaxmem.analysis import MemoryReport
+
+
+def with_options(report: "MemoryReport", settings: Sequence[str]) -> "MemoryReport":
+    """A report that tells the options that its file was given, NAME=VALUE each."""
+    from jaxmem.analysis import Setting
+
+    pairs = [text.partition("=") for text in settings]
+    told = tuple(Setting(name=f"--set {name.strip()}", value=value.strip()) for name, _, value in pairs)
+    return dataclasses.replace(report, settings=(*report.settings, *told))
 
 
 def analyze(
@@ -58,7 +72,7 @@ def analyze(
         with stages(f"loading {file}") as stage:
             workload = load_workload(file, target=target, settings=settings or ())
             stage("tracing and compiling")
-            report = analyze_workload(workload, chosen, target=target)
+            report = with_options(analyze_workload(workload, chosen, target=target), settings or ())
             stage("writing")
         from jaxmem.report import buffers_csv, chrome_trace, html_report, render_report
 

@@ -14,6 +14,7 @@ from jaxmem.analysis import KINDS, Buffer, MemoryReport, Moment, Timeline
 NUMBERS = tuple(field.name for field in dataclasses.fields(Buffer) if field.type is int)
 TEXTS = tuple(field.name for field in dataclasses.fields(Buffer) if field.type is not int)
 LONGEST_TEXT = 400
+_OF_MOMENTS = ("op", "layer", "source", "shape", "phase")
 
 
 class Strings:
@@ -70,6 +71,7 @@ def report_data(report: MemoryReport, *, most_buffers: int, most_moments: int) -
             "count": len(report.buffers) - len(at_peak),
             "bytes": sum(buffer.size_bytes for buffer in report.buffers[most_buffers:]),
         },
+        "lines": [[strings.code(line.file), line.line, strings.code(line.text)] for line in report.source_lines],
         "layers": [[strings.code(row.layer), row.kind, row.size_bytes] for row in report.by_layer],
         "timeline": timeline and _timeline(timeline, strings, most_moments),
         "strings": strings.all(),
@@ -113,7 +115,8 @@ def _timeline(timeline: Timeline, strings: Strings, most: int) -> dict[str, Any]
         "positions": positions,
         "counts": counts,
         "changes": changes,
-        **{name: [strings.code(getattr(m, name)) for m in moments] for name in ("op", "layer", "source", "shape")},
+        **{name: [strings.code(getattr(m, name)) for m in moments] for name in _OF_MOMENTS},
+        "phases": [[run.phase, run.start, run.end + 1] for run in timeline.phases],
         "loops": [[strings.code(loop.name), loop.start, loop.end, loop.trips] for loop in timeline.loops],
     }
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxmem._display import columns
-from jaxmem._units import format_bytes
+from jaxmem._units import format_bytes, format_flops, format_seconds, format_share
 from jaxmem.analysis import KINDS, Comparison, MemoryReport
 from jaxmem.report._page import in_order
 
@@ -59,7 +59,7 @@ def report_view(report: MemoryReport) -> dict[str, Any]:
         "verdict": VERDICTS[report.fits],
         "peak": format_bytes(report.peak_bytes),
         "capacity": format_bytes(report.capacity_bytes) if report.capacity_bytes else "",
-        "of_capacity": _percent(report.peak_bytes, report.capacity_bytes) if report.capacity_bytes else "",
+        "of_capacity": format_share(report.peak_bytes, report.capacity_bytes),
         "capacity_width": _width(report.capacity_bytes, scale),
         "capacity_early": bool(report.capacity_bytes and report.capacity_bytes < scale / 4),
         "kinds": segments(report, report.peak_bytes or 0),
@@ -78,7 +78,7 @@ def segments(report: MemoryReport, scale: int) -> list[Segment]:
             style=style(kind),
             label=label(kind),
             size=format_bytes(sizes[kind]),
-            share=_percent(sizes[kind], report.peak_bytes),
+            share=format_share(sizes[kind], report.peak_bytes),
             width=_width(sizes[kind], scale),
         )
         for kind in in_order(sizes)
@@ -151,14 +151,17 @@ def comparison_view(rows: Sequence[MemoryReport]) -> dict[str, Any]:
 def frontier_points(comparison: Comparison) -> list[dict[str, Any]]:
     """What the plot of peak against recompute or time is drawn from."""
     fields = ("peak_bytes", "recompute_flops", "step_seconds", "fits")
-    return [{"name": row.name[:80], **{field: getattr(row, field) for field in fields}} for row in comparison.rows]
-
-
-def _percent(part: int | None, whole: int | None) -> str:
-    if not whole or part is None:
-        return ""
-    share = 100 * part / whole
-    return "<0.1 %" if 0 < share < 0.05 else f"{share:.1f} %"
+    return [
+        {
+            "name": row.name[:80],
+            **{field: getattr(row, field) for field in fields},
+            "texts": {
+                "recompute_flops": format_flops(row.recompute_flops),
+                "step_seconds": f"{format_seconds(row.step_seconds)} (estimate)",
+            },
+        }
+        for row in comparison.rows
+    ]
 
 
 def _width(part: int | None, whole: int | None) -> str:

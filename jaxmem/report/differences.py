@@ -20,6 +20,7 @@ from jaxmem.report._views import format_change, label
 from jaxmem.report.terminal import table
 
 _SHOWN = 10
+_SETTINGS = ("target", "backend", "devices", "jax_version")
 _SIDE = ("name", "target", "backend", "jax_version", "remat", "peak_bytes", "fits")
 
 
@@ -50,12 +51,32 @@ class Change(Brief):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SettingChange(Brief):
+    """Something that two programs were made with, and that differs; empty where one of the reports does not tell."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Diff(Shown):
-    """What changed between two reports, the largest changes first; `kinds` are all there are, in their fixed order."""
+    """What changed between two reports, the largest changes first.
+
+    Args:
+      before, after: the reports.
+      settings: in which their programs were made otherwise: config, batch, options, target, versions.
+      kinds: all there are, in their fixed order.
+      names: by the argument's path or the name of a saved value, whatever kinds the bytes are of.
+      layers: by layer.
+      buffers: by what they hold and where that is computed.
+    """
 
     before: MemoryReport
     after: MemoryReport
+    settings: tuple[SettingChange, ...] = ()
     kinds: tuple[Change, ...]
+    names: tuple[Change, ...] = ()
     layers: tuple[Change, ...]
     buffers: tuple[Change, ...]
 
@@ -65,11 +86,12 @@ class Diff(Shown):
         return one_line("Diff", [*told, ("", f"{len(self.layers)} layers and {len(self.buffers)} buffers changed")])
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values: `before` and `after` in short, then `kinds`, `layers` and `buffers` that changed."""
+        """JSON values: `before` and `after` in short, then `settings`, `kinds`, `names`, `layers` and `buffers`."""
         sides = {"before": self.before, "after": self.after}
-        parts = {"kinds": self.kinds, "layers": self.layers, "buffers": self.buffers}
+        parts = {"kinds": self.kinds, "names": self.names, "layers": self.layers, "buffers": self.buffers}
         return {
             **{name: {field: getattr(report, field) for field in _SIDE} for name, report in sides.items()},
+            "settings": [dataclasses.asdict(change) for change in self.settings],
             **{
                 name: [{**dataclasses.asdict(change), "change_bytes": change.change_bytes} for change in changes]
                 for name, changes in parts.items()
@@ -92,9 +114,12 @@ def diff(before: MemoryReport, after: MemoryReport) -> Diff:
     kinds = [dict(report.by_kind) for report in reports]
     layers = [_grouped(report.by_layer, lambda row: (family(row.layer),)) for report in reports]
     buffers = [_grouped(report.buffers, _what) for report in reports]
+    named = [_grouped((b for b in report.buffers if _name(b)), lambda b: (family(_name(b)),)) for report in reports]
     return Diff(
         before=before,
         after=after,
+        settings=_settings(*reports),
+        names=_changes(named, _name_change),
         kinds=tuple(
             Change(name=kind, kind=kind, before_bytes=kinds[0].get(kind, 0), after_bytes=kinds[1].get(kind, 0))
             for kind in in_order(kinds[0].keys() | kinds[1].keys())
@@ -113,8 +138,25 @@ def family(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
+def _settings(before: MemoryReport, after: MemoryReport) -> tuple[SettingChange, ...]:
+    """What differs; what only one report tells of, unless the other is older and tells nothing at all."""
+    sides = [{each.name: each.value for each in report.settings} for report in (before, after)]
+    told = all(sides)
+    for side, report in zip(sides, (before, after), strict=True):
+        side.update({name: str(getattr(report, name)) for name in _SETTINGS})
+        side.setdefault("remat", report.remat)
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    changes = [SettingChange(name=n, before=sides[0].get(n, ""), after=sides[1].get(n, "")) for n in names]
+    return tuple(c for c in changes if c.before != c.after and (told or (c.before and c.after)))
+
+
+def _name(b: Buffer) -> str:
+    """The argument that a buffer holds, belongs to or is a copy of, or the name under which it is saved."""
+    return b.path or b.saved_name
+
+
 def _what(b: Buffer) -> tuple[str, ...]:
-    return b.kind, family(b.layer), family(b.path or b.saved_name), b.op, b.source
+    return b.kind, family(b.layer), family(_name(b)), b.op, b.source
 
 
 def _grouped(rows: Iterable, key) -> dict[tuple[str, ...], list]:
@@ -146,11 +188,22 @@ def _layer_change(before: list, after: list) -> Change:
     return Change(name=name, layer=name, before_bytes=_bytes(before), after_bytes=_bytes(after))
 
 
+def _name_change(before: list[Buffer], after: list[Buffer]) -> Change:
+    name = _common(_name(b) for b in [*before, *after])
+    kinds = in_order(b.kind for b in [*before, *after])
+    return Change(
+        name=name,
+        kind=kinds[0] if len(kinds) == 1 else "",
+        before_bytes=_bytes(before),
+        after_bytes=_bytes(after),
+    )
+
+
 def _buffers_change(before: list[Buffer], after: list[Buffer]) -> Change:
     both = [*before, *after]
     first = both[0]
     return Change(
-        name=_common(b.path or b.saved_name for b in both) or first.op or first.name,
+        name=_common(map(_name, both)) or first.op or first.name,
         kind=first.kind,
         layer=_common(b.layer for b in both),
         source=first.source,
@@ -180,10 +233,14 @@ def render_diff(found: Diff) -> Group:
     layers = [(c.name or "(in no layer)", c.before_bytes, c.after_bytes) for c in found.layers[:_SHOWN]]
     parts = [
         Text.assemble((f"{_printable(before.name)} → {_printable(after.name)}", "bold"), f" - {_where(found)}\n"),
+        *_set(found.settings),
         _sizes("", [row for row in totals if None not in row]),
         Text("\nat the peak, by kind", style="bold"),
         _sizes("kind", [(label(c.name), c.before_bytes, c.after_bytes) for c in found.kinds]),
     ]
+    named = [(c.name, c.before_bytes, c.after_bytes) for c in found.names[:_SHOWN]]
+    if named:
+        parts += [Text("\nby name: arguments, saved values", style="bold"), _sizes("name", named), *_more(found.names)]
     if layers:
         parts += [Text("\nlayers that changed most", style="bold"), _sizes("layer", layers), *_more(found.layers)]
     if found.buffers:
@@ -192,6 +249,16 @@ def render_diff(found: Diff) -> Group:
         parts.append(Text("\nNo layer and no buffer changed."))
     parts.append(Text(f"\nfits: {' → '.join(dict.fromkeys((before.fits, after.fits)))}"))
     return Group(*parts, *(Text(f"! {note}", style="yellow") for note in _notes(before, after)))
+
+
+def _set(changes: Sequence[SettingChange]) -> list:
+    """What the programs were made with, where it differs."""
+    if not changes:
+        return []
+    made = table(("setting", "before", "after"))
+    for c in changes:
+        made.add_row(*(Text(_printable(text)) for text in (c.name, c.before or "not set", c.after or "not set")))
+    return [made, Text()]
 
 
 def _where(found: Diff) -> str:

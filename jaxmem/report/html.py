@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from jaxmem._units import format_bytes
-from jaxmem.analysis import Comparison, MemoryReport
+from jaxmem.analysis import KINDS, Comparison, MemoryReport
 from jaxmem.errors import InputError
 from jaxmem.report._page import buffer_fields, report_data
 from jaxmem.report._views import comparison_view, format_change, frontier_points, label, report_view, segments, style
 from jaxmem.report.differences import Diff, diff
 
-_SCRIPTS = ("page", "theme", "tables", "buffers", "layers", "timeline", "map", "frontier", "main")
+_STYLES = ("kinds", "groups", "report")
+_SCRIPTS = (
+    *("page", "units", "theme", "groups", "tables", "buffers", "alive", "layer_table"),
+    *("layers", "phases", "timeline", "moment", "map", "frontier", "main"),
+)
 _MOST_DATA = 3_000_000  # with plotly's 4.8 MB the page stays below 8 MB
 _WRAPPED = re.compile(
     r'"use strict";\s*var Plotly=\(\(\)=>\{(?P<body>.*)return (?P<made>[\w$]+\(\));\}\)\(\);(?P<notices>.*)'
@@ -23,6 +27,7 @@ _WRAPPED = re.compile(
     re.DOTALL,
 )
 _MOST_CHANGES = 200
+_LISTED = ("names", "layers", "buffers")
 
 
 def html_report(report: MemoryReport | Comparison, *, against: MemoryReport | None = None) -> str:
@@ -70,7 +75,7 @@ def html_report(report: MemoryReport | Comparison, *, against: MemoryReport | No
         diff=_diff_view(diff(*reports)) if mode == "diff" else None,
         frontier=len([point for point in points if point["peak_bytes"] is not None]) > 1,
         selected=len(reports) - 1 if mode == "diff" else 0,
-        css=asset("kinds.css") + asset("report.css"),
+        css=asset(*(f"{name}.css" for name in _STYLES)),
         scripts=[asset(f"js/{name}.js") for name in _SCRIPTS],
         plotly=_plotly(),
         data=_data(reports, mode, points),
@@ -93,12 +98,23 @@ def _diff_view(changes: Diff) -> dict[str, Any]:
         "change": format_change((after.peak_bytes or 0) - (before.peak_bytes or 0)) if known else "unknown",
         "grew": (after.peak_bytes or 0) > (before.peak_bytes or 0),
         "bars": [segments(report, scale) for report in (before, after)],
+        "settings": changes.settings,
         "kinds": changes.kinds,
-        "layers": changes.layers[:_MOST_CHANGES],
-        "buffers": changes.buffers[:_MOST_CHANGES],
-        "more": {name: max(0, len(getattr(changes, name)) - _MOST_CHANGES) for name in ("layers", "buffers")},
+        **{name: getattr(changes, name)[:_MOST_CHANGES] for name in _LISTED},
+        "more": {name: max(0, len(getattr(changes, name)) - _MOST_CHANGES) for name in _LISTED},
+        "code": _code(before, after),
         "largest": largest,
     }
+
+
+def _code(*reports: MemoryReport) -> dict[str, str]:
+    """What stands at "gpt.py:52" in the later of the reports that tell; nothing where two files have such a line."""
+    code: dict[str, str] = {}
+    for report in reports:
+        names = [f"{os.path.basename(line.file)}:{line.line}" for line in report.source_lines]
+        lines = zip(names, report.source_lines, strict=True)
+        code |= {name: line.text for name, line in lines if names.count(name) == 1}
+    return code
 
 
 def _data(reports: list[MemoryReport], mode: str, points: list[dict[str, Any]]):
@@ -109,7 +125,7 @@ def _data(reports: list[MemoryReport], mode: str, points: list[dict[str, Any]]):
     for share in (1, 2, 4, 8, 16, 64):  # long names may need fewer rows to stay within the size
         most = max(50, 8000 // len(reports) // share), max(400, 16000 // len(reports) // share)
         rows = [report_data(row, most_buffers=most[0], most_moments=most[1]) for row in reports]
-        data = {"mode": mode, "buffers": buffer_fields(), "reports": rows, "frontier": points}
+        data = {"mode": mode, "kinds": KINDS, "buffers": buffer_fields(), "reports": rows, "frontier": points}
         text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
         if len(text) <= _MOST_DATA:
             break
@@ -140,11 +156,12 @@ def _environment():
     return environment
 
 
-def asset(name: str):
-    """A style sheet or script of ours, to stand in the page as it is."""
+def asset(*names: str):
+    """Style sheets or scripts of ours, to stand in the page as they are."""
     from markupsafe import Markup
 
-    return Markup((importlib.resources.files("jaxmem.report") / "assets" / name).read_text(encoding="utf-8"))
+    folder = importlib.resources.files("jaxmem.report") / "assets"
+    return Markup("".join((folder / name).read_text(encoding="utf-8") for name in names))
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxmem._display import columns
-from jaxmem._units import format_bytes
+from jaxmem._units import format_bytes, format_share
 from jaxmem.analysis import Comparison, MemoryReport
 from jaxmem.report._views import label, numbers
 
@@ -111,7 +111,7 @@ def _kinds(report: MemoryReport) -> list:
     rows = [(kind, size) for kind, size in report.by_kind if size >= _SHOWN_SHARE * total]
     for kind, size in [*rows, ("others", small)] if small else rows:
         bar = "█" * round(_BAR * size / total)
-        made.add_row(label(kind), format_bytes(size), f"{size / total:.0%}", Text(bar, style="cyan"))
+        made.add_row(label(kind), format_bytes(size), format_share(size, total), Text(bar, style="cyan"))
     return [Text("\nat the peak", style="bold"), made]
 
 

@@ -1,5 +1,6 @@
 """The report of a step: its program with what the levers say of it, and its peak alone for the trials of a budget."""
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -27,6 +28,7 @@ from jaxmem.train._update import LEVERS, idle_settings
 _KIND_OF = kinds_by_path(
     {"state": "state", "state.params": "parameters", "state.opt_state": "optimizer_state", "batch": "batch"}
 )
+_MOST_LEAVES = 20  # of a batch, in the settings of a report
 _COMPILED = "compiled"  # (this, target) → trace and program, in what is known of a spec
 
 
@@ -52,9 +54,24 @@ def program(spec: StepSpec, name: str, target: Target) -> Program:
         kind_of=_KIND_OF,
         notes=(*notes, *traced.notes),
         gradients=tuple(map(_local_shape, jax.tree.leaves(trainable))),
+        settings=_settings(spec, traced.arguments[1], target),
         made=made,
         **fields,
     )
+
+
+def _settings(spec: StepSpec, batch: Any, target: Target) -> dict[str, str]:
+    """What a step was made with, in words: its config, the batch, options for the compiler."""
+    fields = jax.tree_util.tree_leaves_with_path(dataclasses.asdict(spec.config))
+    config = {".".join(str(key.key) for key in path if hasattr(key, "key")): str(leaf) for path, leaf in fields}
+    leaves = jax.tree_util.tree_leaves_with_path(batch)[:_MOST_LEAVES]
+    shapes = {f"batch{jax.tree_util.keystr(path)}": f"{leaf.dtype}[{_joined(leaf.shape)}]" for path, leaf in leaves}
+    options = {name: str(value) for name, value in (spec.compiler_options(target.platform) or {}).items()}
+    return config | shapes | options
+
+
+def _joined(shape: tuple[int, ...]) -> str:
+    return ",".join(map(str, shape))
 
 
 def _local_shape(leaf: Any) -> tuple[int, ...]:

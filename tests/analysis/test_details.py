@@ -62,6 +62,53 @@ def test_kinds_of_arguments(kinds):
     assert sum(by_kind.values()) == report.peak_bytes
 
 
+def test_copies_of_arguments_are_told_from_them():
+    """A loop's slices of its weights, and casts of them, live within the step only."""
+    stack, size = jax.ShapeDtypeStruct((4, 64, 64), jnp.float32), 4 * 64 * 64 * 4
+
+    def loss(w, x, dtype):
+        return jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w.astype(dtype))[0] ** 2)
+
+    ops = set()
+    for dtype in (jnp.float32, jnp.bfloat16):
+        x = jax.ShapeDtypeStruct((32, 64), dtype)
+        step = jax.grad(lambda w, x, dtype=dtype: loss(w, x, dtype).astype(jnp.float32))
+        report = analyze(step, stack, x, arg_kinds=("parameters", "batch"), target="cpu")
+        copies = [b for b in report.timeline.buffers if b.kind == "parameter_copies"]
+        assert {b.path for b in copies} == {"w"} and not [b for b in report.buffers if b.kind == "arguments"]
+        assert all(dict(moment.by_kind)["parameters"] == size for moment in report.timeline.moments)
+        assert sum(part for _, part in report.by_kind) == report.peak_bytes
+        ops |= {b.op for b in copies}
+    assert ops == {"copy of parameter", "convert_element_type"}
+
+
+def test_the_timeline_says_forward_and_backward_and_the_report_what_stands_there():
+    def loss(w, x):
+        return jnp.mean(jnp.tanh(jnp.tanh(x @ w) @ w))  # this very line
+
+    report = analyze(jax.grad(loss), X, X, target="cpu")
+    phases = [moment.phase for moment in report.timeline.moments if moment.phase]
+    assert phases == sorted(phases, reverse=True) and {*phases} == {"forward", "backward"}
+    assert report.timeline.moments[0].position == 0
+    forward, backward = report.timeline.phases
+    assert (forward.phase, forward.start, backward.phase, backward.end) == (
+        *("forward", 0),
+        *("backward", report.timeline.length - 1),
+    )
+    assert backward.start == forward.end + 1
+    (line,) = report.source_lines
+    assert line.file == __file__ and line.text.endswith("# this very line")
+    assert {b.source for b in report.buffers if b.source} == {f"test_details.py:{line.line}"}
+
+
+def test_a_step_says_what_it_was_made_with():
+    workload = jaxmem.Workload(lambda w, batch: jnp.mean((batch["x"] @ w) ** 2), X, {"x": X}, optax.adam(0.1))
+    config = jaxmem.MemoryConfig(accumulation_steps=2, precision=jaxmem.Precision(optimizer="bfloat16"))
+    told = {each.name: each.value for each in jaxmem.analyze(workload, config, target="cpu").settings}
+    assert told["accumulation_steps"] == "2" and told["precision.optimizer"] == "bfloat16"
+    assert told["batch['x']"] == "float32[64,64]"
+
+
 def test_kinds_must_be_known():
     with pytest.raises(InputError, match="arg_kinds"):
         analyze(jnp.sin, X, arg_kinds={"x": "weights"})

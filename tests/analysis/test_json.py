@@ -62,7 +62,7 @@ def test_reports_are_read_back_as_they_were(real):
 
 def test_a_report_without_details_is_read_back_without_them(real):
     found = MemoryReport.from_dict(real.to_dict(details=False))
-    assert found == dataclasses.replace(real, buffers=(), by_layer=(), timeline=None)
+    assert found == dataclasses.replace(real, buffers=(), by_layer=(), timeline=None, source_lines=())
 
 
 BAD = {

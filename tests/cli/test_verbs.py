@@ -38,6 +38,8 @@ def test_analyze_writes_json_with_every_override_applied(capfd, model, tmp_path)
     assert ran.code == 0
     assert report["remat"] == "full"
     assert report["forward_flops"] == 2 * plain["forward_flops"]
+    told = {each["name"]: each["value"] for each in report["settings"]}
+    assert (told["remat"], told["accumulation_steps"], told["--set rows"]) == ("full", "2", "16")
 
 
 def test_compare_has_a_row_for_each_preset_in_the_order_asked(capfd, model, tmp_path):

@@ -4,7 +4,7 @@ import bisect
 import random
 from collections import defaultdict
 
-from jaxmem.analysis import Buffer, Loop, Moment
+from jaxmem.analysis import Buffer, Loop, Moment, Stretch
 
 MODULES = ("ln_1", "attn/qkv", "attn/scores", "attn/proj", "ln_2", "mlp/in", "mlp/gelu", "mlp/out")
 WEIGHTS = {"attn/qkv": (3, "kernel"), "attn/proj": (1, "kernel"), "mlp/in": (4, "kernel"), "mlp/out": (4, "kernel")}
@@ -192,6 +192,15 @@ def live_bytes(buffers: list[Buffer], length: int) -> list[Moment]:
         for buffer in starts[position]:
             alive[buffer.kind] += buffer.size_bytes
         what = max(starts[position], key=lambda b: b.size_bytes, default=None)
-        about = {} if what is None else {f: getattr(what, f) for f in ("op", "layer", "source", "shape")}
+        about = {} if what is None else {f: getattr(what, f) for f in ("op", "layer", "source", "shape", "phase")}
         moments.append(Moment(position=position, by_kind=tuple((k, n) for k, n in alive.items() if n), **about))
     return moments
+
+
+def stretches(moments: list[Moment], length: int) -> tuple[Stretch, ...]:
+    """Forward to where the first value of the backward pass is made, then backward."""
+    turn = next(moment.position for moment in moments if moment.phase == "backward")
+    return (
+        Stretch(phase="forward", start=0, end=turn - 1),
+        Stretch(phase="backward", start=turn, end=length - 1),
+    )

@@ -12,10 +12,11 @@ from jaxmem.analysis import (
     LayerBytes,
     MemoryReport,
     Moment,
+    SourceLine,
     StepTime,
     Timeline,
 )
-from tests.report.program import Program, live_bytes, placed
+from tests.report.program import Program, live_bytes, placed, stretches
 
 
 def gpt_report(
@@ -82,8 +83,10 @@ def gpt_report(
             peak_position=peak.position,
             moments=tuple(moments),
             loops=tuple(loops),
+            phases=stretches(moments, length),
             buffers=tuple(sorted(buffers, key=lambda b: -b.size_bytes)[:1000]),
         ),
+        "source_lines": (SourceLine(file="/home/me/project/gpt.py", line=88, text="logits = self.head(x)"),),
         "padding_bytes": sum(b.padding_bytes for b in at_peak),
         "donation_misses": (
             DonationMiss(path="state.loss_scale", size_bytes=4, dtype_in="float32", dtype_out="bfloat16"),

@@ -21,11 +21,15 @@ VISIONS = {
 XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 WHITE = np.array([0.95047, 1.0, 1.08883])
 
-_SHEET = (files("jaxmem.report") / "assets" / "kinds.css").read_text()
-COLOURS = {
-    name.replace("-", "_"): (light, dark)
-    for name, light, dark in re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", _SHEET)
-}
+
+def colours_in(sheet: str) -> dict[str, tuple[str, str]]:
+    """Name → (light, dark) of a style sheet's colours."""
+    text = (files("jaxmem.report") / "assets" / sheet).read_text()
+    found = re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", text)
+    return {name.replace("-", "_"): (light, dark) for name, light, dark in found}
+
+
+COLOURS, GROUPS = colours_in("kinds.css"), colours_in("groups.css")
 
 
 def lab(colour: str, vision: str) -> np.ndarray:
@@ -44,8 +48,11 @@ def test_every_kind_has_a_colour():
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 @pytest.mark.parametrize("vision", VISIONS)
-def test_kinds_are_told_apart(theme, vision):
-    seen = {kind: lab(colours[theme], vision) for kind, colours in COLOURS.items()}
+@pytest.mark.parametrize("of", ["kinds", "layer", "phase"])
+def test_colours_of_one_set_are_told_apart(of, theme, vision):
+    chosen = COLOURS if of == "kinds" else {name: c for name, c in GROUPS.items() if name.startswith(of)}
+    assert len(chosen) >= 6
+    seen = {name: lab(colours[theme], vision) for name, colours in chosen.items()}
     distances = {(a, b): np.linalg.norm(seen[a] - seen[b]) for a, b in itertools.combinations(seen, 2)}
     closest = min(distances, key=lambda pair: distances[pair])
     assert distances[closest] >= 10, (closest, distances[closest])

@@ -4,8 +4,11 @@ import dataclasses
 
 import pytest
 
-from jaxmem.report.differences import diff
+from jaxmem.analysis import MemoryReport, Setting
+from jaxmem.report import html_report
+from jaxmem.report.differences import diff, render_diff
 from tests.report import samples
+from tests.report.test_columns import shown
 
 pytestmark = pytest.mark.once
 
@@ -34,6 +37,36 @@ def test_a_buffer_that_grows_goes_and_comes():
         (second.layer, second.shape, ""): -second.size_bytes,
     }
     assert [abs(c.change_bytes) for c in found.buffers] == sorted((1000, 7, second.size_bytes), reverse=True)
+
+
+def test_settings_and_names_that_differ():
+    def made(scale, **settings):
+        told = tuple(Setting(name=name, value=value) for name, value in settings.items())
+        return samples.gpt_report(scale=scale, remat=settings["remat"], settings=told)
+
+    before, after = made(1.0, remat="none", batch="int32[8]"), made(0.5, remat="full", batch="int32[8]", seed="3")
+    found = diff(before, dataclasses.replace(after, jax_version="0.12.0"))
+    assert [(c.name, c.before, c.after) for c in found.settings] == [
+        ("remat", "none", "full"),
+        ("jax_version", "0.10.2", "0.12.0"),
+        ("seed", "", "3"),
+    ]
+    assert {c.name for c in found.names} == {"qkv", "scores", "proj"}  # no argument has changed
+    assert found.to_dict()["settings"][0] == {"name": "remat", "before": "none", "after": "full"}
+    text = shown(render_diff(found))
+    assert "seed" in text and "not set" in text and "by name" in text
+    page = html_report(found.after, against=before)
+    assert "Settings that differ" in page and ">scores</code>" in page
+
+
+def test_a_report_without_settings_is_an_older_one():
+    before, after = samples.gpt_report(), samples.gpt_report(settings=(Setting(name="zero", value="0"),), remat="full")
+    old = before.to_dict()
+    del old["settings"], old["source_lines"], old["timeline"]["phases"]
+    for moment in old["timeline"]["moments"]:
+        del moment["phase"]
+    found = diff(MemoryReport.from_dict(old), after)
+    assert [(c.name, c.before, c.after) for c in found.settings] == [("remat", "none", "full")]
 
 
 def test_layers_that_differ_in_number_are_one():

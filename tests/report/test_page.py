@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from jaxmem._units import format_bytes, format_share
 from tests.report import samples
 from tests.report.conftest import drawn
 
@@ -62,7 +63,7 @@ def test_hovering_the_map_tells_which_buffer_lies_there(page):
 
 def test_hovering_a_layer_tells_its_share(page):
     text = hover(page, "#layers-chart", 0.1, 0.5)
-    assert "GPT" in text and "100.0 %" in text
+    assert "GPT" in text and "100%" in text
 
 
 def test_dragging_zooms_and_a_double_click_shows_all(page):
@@ -147,11 +148,19 @@ CONTRAST = """() => {
     const [r, g, b] = rgb(text).map((v) => linear(v / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const ground = light(page.colour("--surface"));
-  return ["--text", "--muted", "--accent", "--good", "--bad", "--unsure"].map((name) => {
-    const [a, b] = [light(page.colour(name)), ground].sort((x, y) => y - x);
+  const between = (one, other) => {
+    const [a, b] = [light(one), light(other)].sort((x, y) => y - x);
     return (a + 0.05) / (b + 0.05);
-  });
+  };
+  const ground = page.colour("--surface");
+  const names = ["--text", "--muted", "--accent", "--good", "--bad", "--unsure"];
+  const words = names.map((name) => between(page.colour(name), ground));
+  const hex = (text) => `rgb(${text.slice(1).match(/../g).map((pair) => parseInt(pair, 16))})`;
+  const layers = [..."012345678", "other", "none"].map((name) => `layer-${name}`);
+  const phases = ["forward", "backward", "recompute", "update", "throughout", "none"].map((name) => `phase-${name}`);
+  const grounds = [...layers, ...phases].map((name) => page.colour("--kind", name));
+  const inside = grounds.map((colour) => between(hex(page.readable(colour)), colour));
+  return [...words, ...inside];
 }"""
 
 
@@ -171,12 +180,120 @@ def test_dark_and_light_both_have_contrast_and_charts_follow(page):
     page.emulate_media(color_scheme="light")
 
 
-def test_layers_as_a_treemap_by_depth(page):
+def test_layers_as_a_treemap(page):
     page.locator("#layers-shape").select_option("treemap")
-    page.locator("#layers-colour").select_option("depth")
     until(page, "document.getElementById('layers-chart').data[0].type === 'treemap'")
     page.locator("#layers-shape").select_option("icicle")
-    page.locator("#layers-colour").select_option("kind")
+
+
+HEIGHTS = """() => {
+  const traces = document.getElementById("timeline-chart").data;
+  const total = traces.at(-1).y;
+  const sums = total.map((_, i) => traces.slice(0, -1).reduce((sum, trace) => sum + trace.y[i], 0));
+  return Math.max(...total.map((height, i) => Math.abs(height - sums[i]) / Math.max(...total)));
+}"""
+
+
+def test_one_choice_colours_timeline_map_layers_and_tables(page):
+    legends = {}
+    assert page.locator("#colour").input_value() == "layer"  # since most of this program's bytes are activations
+    for colour, marked in (("layer", "layer"), ("phase", "phase"), ("kind", "kind")):
+        page.locator("#colour").select_option(colour)
+        drawn(page)
+        legends[colour] = {
+            section: page.locator(f"#{section} .legend li").all_text_contents()
+            for section in ("layers", "timeline", "map")
+        }
+        assert page.locator("#buffers tbody tr").first.locator("td:has(.swatch)").get_attribute("data-field") == marked
+        assert page.evaluate(HEIGHTS) < 1e-9  # whatever the groups, they sum to what is alive
+    by_layer, by_phase = legends["layer"], legends["phase"]
+    assert "GPT/blocks/mlp/in" in by_layer["timeline"] and set(by_layer["map"]) <= set(by_layer["timeline"])
+    assert by_phase["timeline"] == ["arguments and outputs", "forward", "backward"] == by_phase["map"]
+    assert "activations" in legends["kind"]["timeline"] and "outside any layer" not in legends["kind"]["layers"]
+
+
+def test_forward_and_backward_are_marked_below_both_charts(page):
+    for chart in ("timeline", "map"):
+        shapes = f"document.getElementById('{chart}-chart').layout.shapes"
+        runs = page.evaluate(f"{shapes}.filter((s) => s.yref === 'paper' && s.type === 'rect' && s.y1 < 0.1)")
+        assert [run["name"] for run in runs] == ["forward", "backward"]
+        assert runs[0]["x0"] == 0 and runs[0]["x1"] == runs[1]["x0"]
+        words = page.locator(f"#{chart}-chart .annotation-text").all_text_contents()
+        assert {"forward", "backward"} <= set(words)
+
+
+def test_a_click_on_the_timeline_lists_what_is_alive(page):
+    chart = page.locator("#timeline-chart")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.6 * box["height"], steps=3)
+    page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.6 * box["height"])
+    until(page, "document.querySelectorAll('#alive tbody tr').length > 2")
+    said = page.locator("#alive-said").text_content()
+    place = int(re.search(r"alive at (\d+)", said)[1])
+    report = samples.gpt_report(scanned=True, ops=12)
+    moment = max((m for m in report.timeline.moments if m.position <= place), key=lambda m: m.position)
+    rows = page.locator("#alive tbody tr").all_text_contents()
+    assert rows[-1] == f"together{format_bytes(moment.live_bytes)}" and said.startswith(format_bytes(moment.live_bytes))
+    more, smaller = re.fullmatch(r"and (\d+) smaller(.*)", rows[-2]).groups()
+    known = [*report.timeline.buffers, *(b for b in report.buffers if b.op == "parameter")]
+    alive = {b.name: b.size_bytes for b in known if b.start <= moment.position <= b.end and b.size_bytes}
+    assert int(more) == len(alive) - 12 and len(rows) == 14
+    assert smaller == format_bytes(sum(sorted(alive.values())[:-12]))
+    page.locator("#alive-at").fill("")  # by keyboard, too
+    page.locator("#alive-at").press("Enter")
+    assert page.locator("#alive tbody").is_hidden()
+    page.locator("#alive-peak").press("Enter")
+    assert int(page.locator("#alive-at").input_value()) == report.timeline.peak_position
+    page.locator("#alive tbody button").first.press("Enter")
+    assert page.locator("#buffers tr[aria-current=true]").count() == 1
+
+
+def test_a_click_on_the_map_selects_its_buffer(page):
+    page.locator("#buffers-search").fill("nowhere")
+    text = hover(page, "#map-chart", 0.5, 0.79)
+    page.mouse.down()
+    page.mouse.up()
+    marked = page.locator("#buffers tr[aria-current=true]")
+    marked.wait_for(timeout=10_000)
+    cells = marked.locator("td").all_text_contents()
+    assert cells[1] in text and cells[2] in text and page.locator("#buffers-search").input_value() == ""
+    assert "lies at" in page.locator("#buffers tr.more").text_content()
+    until(page, "document.activeElement.closest('tr')?.getAttribute('aria-current') === 'true'")
+    place = "document.querySelector('#buffers tr[aria-current=true]').getBoundingClientRect()"
+    until(page, f"{place}.top > 0 && {place}.bottom < innerHeight")  # it scrolls smoothly
+    until(page, "document.getElementById('map-chart').layout.shapes.some((s) => s.name === 'selected')")
+
+
+def test_the_table_of_layers_sums_to_the_peak(page):
+    report = samples.gpt_report(scanned=True, ops=12)
+    table = page.locator("#layers table")
+    rows = {row[0]: row[1:] for row in (r.split("|") for r in table.evaluate(ROWS))}
+    assert rows["peak"][0] == format_bytes(report.peak_bytes)
+    mlp = sum(row.size_bytes for row in report.by_layer if row.layer == "GPT/blocks/mlp/in")
+    assert rows["GPT/blocks/mlp/in"][0] == format_bytes(mlp)
+    table.locator("th", has_text="layer").locator("button").click()
+    names = [r.split("|")[0] for r in table.evaluate(ROWS)][:-2]  # the last two are no layers
+    assert names == sorted(names)
+
+
+ROWS = "table => [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => cell.textContent).join('|'))"
+
+
+def test_source_lines_stand_beside_their_names(page):
+    page.locator("#buffers-search").fill("gpt.py:88")
+    code = page.locator("#buffers td[data-field=source] code").first.text_content()
+    assert code == "logits = self.head(x)"
+    assert "logits = self.head(x)" in page.locator("#buffers tbody").text_content()
+    page.locator("#buffers-search").fill("")
+
+
+def test_a_number_reads_as_python_writes_it(page):
+    sizes = [0, 1023, 1024, 1280, 1075, 1331, 3 << 20, 1048575, 1310720, (1 << 30) + 5368709, 27917287424, 5 << 40]
+    assert page.evaluate(f"{sizes}.map(page.bytes)") == [format_bytes(size) for size in sizes]
+    parts = [0, 1, 4, 5, 15, 25, 35, 125, 499, 995, 1000]
+    shares = [format_share(part, 1000) for part in parts]
+    assert page.evaluate(f"{parts}.map((part) => page.share(part, 1000))") == shares
 
 
 def test_it_prints(page):
@@ -242,3 +359,7 @@ def test_a_hundred_layers_on_a_phone(opened):
       return (performance.now() - start) / 1000;
     }""")
     assert seconds < 1
+    row = page.locator("#layers table tbody th button", has_text="GPT/block_*/").first
+    count = page.locator("#layers table tbody tr").count()
+    row.click()
+    assert page.locator("#layers table tr.member").count() == page.locator("#layers table tbody tr").count() - count

@@ -1,12 +1,12 @@
 """Puts it together: each buffer's origin, layer, kind and source line; the peak; the timeline."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from jaxmem.analysis._kind_paths import undeclared_kind
-from jaxmem.analysis._records import KINDS, Buffer, LayerBytes, Loop, Moment, Timeline
+from jaxmem.analysis._records import KINDS, Buffer, LayerBytes, Loop, Moment, Phase, SourceLine, Stretch, Timeline
 from jaxmem.analysis.assignment import Assignment, Span, Sweep, sweep
 from jaxmem.analysis.attribution._buffers import Buffers, rooted
 from jaxmem.analysis.attribution._kinds import program_arguments
@@ -17,7 +17,7 @@ from jaxmem.analysis.hlo._module import Module
 
 # Where buffers overlap, the bytes count under the first of these.
 _PRIORITY = sorted(KINDS, key=lambda kind: (kind == "unattributed", kind == "activations", KINDS.index(kind)))
-_MAP_BUFFERS = 400
+_MAP_BUFFERS = 4000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class Attribution:
       timeline: live bytes over the schedule.
       padding_bytes: of the buffers at the peak.
       origins: by the names of buffers, where each value comes from.
+      source_lines: what stands at the lines of the user's code that buffers and timeline name.
       total_bytes: arguments, outputs that are not aliased, and the temporary allocations.
     """
 
@@ -40,6 +41,7 @@ class Attribution:
     timeline: Timeline
     padding_bytes: int
     origins: Mapping[str, Origin]
+    source_lines: tuple[SourceLine, ...]
     total_bytes: int
 
 
@@ -89,10 +91,12 @@ def attribute(
             peak_position=at_peak,
             moments=_moments(constant, swept, assignment, made),
             loops=_loops(assignment, module),
+            phases=_phases(assignment.schedule, module),
             buffers=tuple(sorted(rooted(temporary), key=lambda b: (-b.size_bytes, b.name))[:_MAP_BUFFERS]),
         ),
         padding_bytes=sum(b.padding_bytes for b in chosen),
         origins=made.origins,
+        source_lines=made.frames.lines(),
         total_bytes=sum(by_kind.values()),
     )
 
@@ -139,6 +143,8 @@ def _layers(buffers) -> tuple[LayerBytes, ...]:
 
 def _moments(constant: dict[str, int], swept: Sweep, assignment: Assignment, buffers: Buffers) -> tuple[Moment, ...]:
     moments = []
+    if swept.positions[0] > 0:  # before the first temporary there is what the program is given
+        moments.append(Moment(position=0, by_kind=tuple(constant.items())))
     for row, position in enumerate(swept.positions.tolist()):
         name = assignment.schedule[position] if position < len(assignment.schedule) else ""
         instruction = buffers.module.instruction(name)
@@ -150,10 +156,23 @@ def _moments(constant: dict[str, int], swept: Sweep, assignment: Assignment, buf
                 op=scope.op or (instruction.opcode if instruction else ""),
                 layer=scope.layer,
                 source=str(buffers.frames.of(instruction.rest)) if instruction else "",
+                phase=scope.phase,
                 shape=instruction.type.split("{")[0] if instruction and not instruction.type.startswith("(") else "",
             )
         )
     return tuple(moments)
+
+
+def _phases(schedule: Sequence[str], module: Module) -> tuple[Stretch, ...]:
+    """Runs of instructions of one phase."""
+    starts: list[tuple[Phase, int]] = []
+    for position, name in enumerate(schedule):
+        instruction = module.instruction(name)
+        phase = parse_scope(instruction.op_name).phase if instruction else ""
+        if phase and (not starts or starts[-1][0] != phase):
+            starts.append((phase, position if starts else 0))
+    after = [*starts[1:], ("", len(schedule))]
+    return tuple(Stretch(phase=p, start=s, end=e - 1) for (p, s), (_, e) in zip(starts, after, strict=False))
 
 
 def _loops(assignment: Assignment, module: Module) -> tuple[Loop, ...]:

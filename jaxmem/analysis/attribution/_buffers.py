@@ -9,12 +9,13 @@ from jaxmem._scopes import ACCUMULATE_SCOPE
 from jaxmem.analysis._records import Buffer
 from jaxmem.analysis.assignment import Allocation, Value, logical_bytes, padded_bytes
 from jaxmem.analysis.attribution._frames import Frame, Frames
-from jaxmem.analysis.attribution._kinds import Argument, Kinds
+from jaxmem.analysis.attribution._kinds import COPIES, Argument, Kinds
 from jaxmem.analysis.attribution._origin import Origin, origin
 from jaxmem.analysis.attribution._scopes import NO_SCOPE, parse_scope
 from jaxmem.analysis.hlo._module import Module
 from jaxmem.analysis.hlo._types import parse_shape
 
+_OF_MODULES = ("parameters", "optimizer_state", "state", *COPIES)
 _KEY = re.compile(r"\['([^']+)'\]|\.(\w+)|\[(\w+)\]")
 
 
@@ -68,7 +69,10 @@ class Buffers:
         kind = self.kinds.of(own, found, scope, value.layout)
         said = scope if scope and found and found.instruction.opcode != "parameter" else NO_SCOPE
         path = ""
-        if found and found.instruction.opcode == "parameter":
+        copied = self.kinds.copied(found) if found else None
+        if copied is not None:
+            path = copied.path
+        elif found and found.instruction.opcode == "parameter":
             path = found.instruction.argument_path
         elif kind in ("gradients", "accumulators"):
             path = self.kinds.parameter_path(parse_shape(value.layout), said.layer)
@@ -159,7 +163,7 @@ def rooted(buffers: list[Buffer]) -> list[Buffer]:
     named = []
     for buffer in buffers:
         names = buffer.layer.split("/") if buffer.layer else []
-        if not names and buffer.path and buffer.kind in ("parameters", "optimizer_state", "state"):
+        if not names and buffer.path and buffer.kind in _OF_MODULES:
             names = _keys(buffer.path)[:-1]
         if root and names and names[0] in keys:
             names = [root, *names]

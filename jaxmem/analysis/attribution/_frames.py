@@ -1,10 +1,12 @@
 """Source lines of an HLO module: the tables of stack frames above its computations."""
 
+import linecache
 import os
 import re
 from typing import NamedTuple
 
 from jaxmem._source import is_library, is_own
+from jaxmem.analysis._records import SourceLine
 
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _QUOTED = re.compile(r'^(\d+) "(.*)"$')
@@ -13,6 +15,7 @@ _FRAME = re.compile(r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?
 _FRAME_OF = re.compile(r"stack_frame_id=(\d+)")
 _FILE_OF = re.compile(r'source_file="([^"]*)"')
 _LINE_OF = re.compile(r"source_line=(\d+)")
+_MOST_LINES, _LONGEST_LINE = 1000, 160
 
 
 class Frame(NamedTuple):
@@ -74,6 +77,16 @@ class Frames:
                 names.append(owner.rsplit(".", 1)[-1])
             at, steps = parent - self._shift, steps + 1
         return "/".join(reversed(names))
+
+    def lines(self) -> tuple[SourceLine, ...]:
+        """What stands at the user's lines that were asked for, where their files can be read, notebook cells too."""
+        places = {(frame.file, frame.line) for frame in self._users.values() if frame.file}
+        found = []
+        for file, line in sorted(places)[:_MOST_LINES]:
+            text = "" if is_library(file) else linecache.getline(file, line).strip()
+            if text:
+                found.append(SourceLine(file=file, line=line, text=text[:_LONGEST_LINE]))
+        return tuple(found)
 
     def user_frame(self, number: int) -> Frame:
         """The innermost frame outside JAX and its libraries; the innermost of all where there is none."""

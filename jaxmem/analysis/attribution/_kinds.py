@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 from jaxmem._scopes import ACCUMULATE_SCOPE
-from jaxmem.analysis.attribution._origin import Origin
+from jaxmem.analysis.attribution._origin import Origin, origin
 from jaxmem.analysis.attribution._scopes import Scope
 from jaxmem.analysis.hlo._collectives import COLLECTIVES
 from jaxmem.analysis.hlo._module import Instruction, Module
@@ -13,6 +13,8 @@ from jaxmem.analysis.hlo._types import parse_shape
 
 _FLOATS = re.compile(r"^(bf16|f16|f32|f64|f8\w*)\[")
 _SCRATCH = re.compile(r"^[us]8\[\d*\]")
+_STATE = ("parameters", "optimizer_state")
+COPIES = ("parameter_copies", "argument_copies")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,20 +71,32 @@ class Kinds:
             return "collectives"
         if found is None or scope is None:
             return "unattributed"
-        origin = found.instruction
-        if origin.opcode == "parameter":
-            argument = self.arguments.get(origin.argument_path)
-            return argument.kind if argument else "unattributed"
-        if ACCUMULATE_SCOPE in origin.op_name:
+        made = found.instruction
+        argument = self.copied(found)
+        if argument is not None:
+            return COPIES[argument.kind != "parameters"]
+        if made.opcode == "parameter":
+            return "unattributed"
+        if ACCUMULATE_SCOPE in made.op_name:
             return "accumulators"
         shape = parse_shape(type_)
-        if origin.opcode.startswith(COLLECTIVES) and not (
-            origin.opcode.startswith("all-reduce") and self.is_parameter_shape(shape)
+        if made.opcode.startswith(COLLECTIVES) and not (
+            made.opcode.startswith("all-reduce") and self.is_parameter_shape(shape)
         ):
             return "collectives"
         if scope.phase in ("backward", "update") and self.is_parameter_shape(shape):
             return "gradients"
         return "activations"
+
+    def copied(self, found: Origin) -> Argument | None:
+        """The argument that a temporary is a copy of, whole or in part; or a cast of, where that is state."""
+        made = found.instruction
+        cast = origin(self.module, made.operands[0]) if made.opcode == "convert" and made.operands else None
+        held = cast.instruction if cast else made
+        if held.opcode != "parameter":
+            return None
+        argument = self.arguments.get(held.argument_path)
+        return argument if argument is not None and (cast is None or argument.kind in _STATE) else None
 
     def _is_workspace(self, instruction: Instruction, type_: str) -> bool:
         """Scratch of a library call, or the partial sums of a matrix product that is split along its contraction."""

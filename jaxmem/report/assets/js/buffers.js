@@ -14,6 +14,7 @@
   let first = 0;
   let order = null;
   let columns = COLUMNS;
+  let shown = null;
 
   COLUMNS.forEach(([name, field, doc]) => {
     const heading = page.element("th", { scope: "col", class: numbers.includes(field) ? "number" : "", title: doc }, name);
@@ -25,12 +26,8 @@
   });
 
   function load(report) {
-    const read = page.reader(report);
-    rows = Array.from({ length: report.buffers.count }, (_, i) => {
-      const row = read(i);
-      row.title = row.path || row.saved_name || row.name;
-      return row;
-    });
+    rows = page.buffersOf(report);
+    page.selected = null;
     const kinds = [...new Set(rows.map((row) => row.kind))].sort();
     kind.replaceChildren(new Option("all", ""), ...kinds.map((name) => new Option(page.label(name), name)));
     all.parentNode.hidden = report.at_peak === rows.length;
@@ -41,7 +38,7 @@
 
   // All words must be somewhere in the row.
   function matches(row, words) {
-    row.text ??= [page.label(row.kind), ...texts.map((field) => row[field])].join("\n").toLowerCase();
+    row.text ??= [page.label(row.kind), page.codeAt(page.report, row.source, row.source_file), ...texts.map((field) => row[field])].join("\n").toLowerCase();
     return words.every((word) => row.text.includes(word));
   }
 
@@ -53,6 +50,31 @@
     show();
   }
 
+  // Shows a buffer with all that is known of it, whatever was searched for; marks it here and on the map.
+  page.select = function (index) {
+    page.selected = index;
+    all.checked ||= !rows[index].at_peak;
+    if (!found.includes(rows[index])) {
+      search.value = "";
+      kind.value = "";
+      find();
+    }
+    if (!found.includes(rows[index])) find();
+    first = PAGE * Math.floor(found.indexOf(rows[index]) / PAGE);
+    show();
+    const button = table.querySelector("tr[aria-current=true] button");
+    if (button.getAttribute("aria-expanded") === "false") expand(button, rows[index]);
+    button.focus({ preventScroll: true });
+    button.closest("tr").scrollIntoView({ block: "center" });
+    return page.drawMap();
+  };
+
+  // In the column that the colours are of: a colouring has its field's name.
+  function swatch(row, field) {
+    const grouping = page.grouping(page.report);
+    return grouping.name === field ? [page.swatch(grouping.css(grouping.of(row)))] : [];
+  }
+
   function cell(row, [, field]) {
     const td = page.element("td", { class: numbers.includes(field) ? "number" : CLASSES[field] ?? "", "data-field": field });
     if (field === "title") {
@@ -60,13 +82,24 @@
       button.addEventListener("click", () => expand(button, row));
       td.append(button);
     } else if (field === "layer") {
-      td.append(...row.layer.split(/(?<=\/)/).flatMap((part) => [part, document.createElement("wbr")]));
+      td.append(...swatch(row, field), ...row.layer.split(/(?<=\/)/).flatMap((part) => [part, document.createElement("wbr")]));
     } else if (field === "kind") {
-      td.append(page.element("span", { class: `swatch ${page.kindClass(row.kind)}` }), page.label(row.kind));
+      td.append(...swatch(row, field), page.label(row.kind));
+    } else if (field === "phase") {
+      td.append(...swatch(row, field), row.phase);
+    } else if (field === "source") {
+      td.append(row.source, page.element("code", {}, page.codeAt(page.report, row.source, row.source_file)));
     } else if (field === "start") td.append(`${row.start}–${row.end}`);
     else if (field === "padding_bytes") td.append(row.padding_bytes ? page.bytes(row.padding_bytes) : "");
     else td.append(field.endsWith("_bytes") ? page.bytes(row[field]) : row[field]);
     return td;
+  }
+
+  function mark(tr, row) {
+    table.querySelector("tr[aria-current=true]")?.removeAttribute("aria-current");
+    tr.setAttribute("aria-current", "true");
+    page.selected = row.index;
+    page.drawMap();
   }
 
   function expand(button, row) {
@@ -74,17 +107,20 @@
     const open = button.getAttribute("aria-expanded") === "true";
     button.setAttribute("aria-expanded", String(!open));
     if (open) return tr.nextSibling.remove();
+    if (page.selected !== row.index) mark(tr, row);
     const list = page.element("dl");
     for (const [name, field, doc] of detail) {
       if (row[field]) list.append(page.element("dt", { title: doc }, name), page.element("dd", { class: "mono" }, row[field]));
     }
+    const code = page.codeAt(page.report, row.source, row.source_file);
+    if (code) list.append(page.element("dt", {}, row.source), page.element("dd", { class: "mono" }, code));
     list.append(page.element("dt", {}, "lies at"), page.element("dd", {}, `byte ${row.offset_bytes} of allocation ${row.allocation}`));
     tr.after(page.element("tr", { class: "more" }, page.element("td", { colspan: columns.length }, list)));
   }
 
   function show() {
     const part = found.slice(first, first + PAGE);
-    table.tBodies[0].replaceChildren(...part.map((row) => page.element("tr", {}, ...columns.map((column) => cell(row, column)))));
+    table.tBodies[0].replaceChildren(...part.map((row) => page.element("tr", row.index === page.selected ? { "aria-current": "true" } : {}, ...columns.map((column) => cell(row, column)))));
     const total = found.reduce((sum, row) => sum + row.size_bytes, 0);
     const left = page.report.left_out;
     page.one("buffers-count").textContent =
@@ -100,9 +136,12 @@
   page.one("buffers-back").addEventListener("click", () => { first -= PAGE; show(); });
   page.one("buffers-next").addEventListener("click", () => { first += PAGE; show(); });
 
-  let shown = null;
+  let colouring = "";
   page.tables.push((report) => {
-    if (shown === report) return; // colours follow the style sheet
+    const now = page.grouping(report).name;
+    if (shown === report && colouring === now) return; // themes follow the style sheet
+    colouring = now;
+    if (shown === report) return show();
     shown = report;
     load(report);
     find();

@@ -18,7 +18,7 @@
     const unit = page.unit(Math.max(...points.map((point) => point.peak_bytes)));
     const beaten = (p) => points.some((q) => q[field] <= p[field] && q.peak_bytes <= p.peak_bytes && (q[field] < p[field] || q.peak_bytes < p.peak_bytes));
     const best = points.filter((point) => !beaten(point)).sort((a, b) => a[field] - b[field] || b.peak_bytes - a.peak_bytes);
-    const cost = (point) => (field === "step_seconds" ? `${(point.step_seconds * 1e3).toPrecision(3)} ms (estimate)` : page.flops(point.recompute_flops));
+    const cost = (point) => point.texts[field];
     const scale = field === "step_seconds" ? 1e3 : 1;
     const x = (point) => point[field] * scale;
     const colours = { yes: page.colour("--good"), no: page.colour("--bad"), uncertain: page.colour("--unsure") };

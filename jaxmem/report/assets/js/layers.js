@@ -1,11 +1,11 @@
-// Layers as an icicle or a treemap: paths split at "/", and below each layer its kinds.
+// Layers as an icicle or a treemap: paths split at "/", and below each layer its groups: kinds, or phases.
 "use strict";
 (function () {
   const SMALLEST = 0.0005; // of the whole; what is smaller is drawn as one
   const ALIKE = 4; // so many siblings that differ in their number only are drawn as one, where asked
 
   function node(name, id) {
-    return { name, id, children: new Map(), kinds: new Map(), total: 0, most: "" };
+    return { name, id, children: new Map(), groups: new Map(), total: 0 };
   }
 
   // "block_7" → "block_#", where enough siblings are called so.
@@ -23,11 +23,17 @@
     return siblings;
   }
 
-  function tree(report, together) {
-    const root = node(report.name, "");
-    const rows = report.layers.map(([code]) => (report.strings[code] ? report.strings[code].split("/") : ["outside any layer"]));
+  // [layer, group, bytes at the peak].
+  function rowsOf(report, grouping) {
+    if (grouping.name === "phase") return page.buffersOf(report).filter((b) => b.at_peak).map((b) => [b.layer, grouping.of(b), b.size_bytes]);
+    return report.layers.map(([code, kind, size]) => [report.strings[code], grouping.of({ kind, layer: report.strings[code] }), size]);
+  }
+
+  function tree(name, sizes, together) {
+    const root = node(name, "");
+    const rows = sizes.map(([layer]) => (layer ? layer.split("/") : ["outside any layer"]));
     const siblings = families(rows);
-    report.layers.forEach(([, kind, size], index) => {
+    sizes.forEach(([, group, size], index) => {
       let at = root;
       let family = "";
       at.total += size;
@@ -41,11 +47,11 @@
         at = at.children.get(key);
         at.total += size;
       }
-      at.kinds.set(kind, (at.kinds.get(kind) ?? 0) + size);
+      at.groups.set(group, (at.groups.get(group) ?? 0) + size);
     });
     // A column each for what holds all the rest would say nothing.
     let top = root;
-    while (top.children.size === 1 && top.kinds.size === 0) {
+    while (top.children.size === 1 && top.groups.size === 0) {
       const [only] = top.children.values();
       only.name = `${top.name} / ${only.name}`;
       top = only;
@@ -54,18 +60,19 @@
   }
 
   // One entry a rectangle; the largest first, and the many smallest of a layer together.
-  function flatten(root) {
+  function flatten(root, grouping) {
     const out = [];
-    // Returns the bytes of each kind in a node and below.
-    (function visit(at, parent, depth) {
+    // Returns the bytes of each group in a node and below.
+    (function visit(at, parent) {
       const id = at.id || "/";
-      const only = at.children.size === 0 && at.kinds.size === 1 ? [...at.kinds.keys()][0] : "";
-      const entry = { id, parent, name: at.name, total: at.total, kind: only, most: only, depth, path: at.id.slice(1) };
-      const sums = new Map(at.kinds);
+      const only = at.children.size === 0 && at.groups.size === 1 ? [...at.groups.keys()][0] : "";
+      const entry = { id, parent, name: at.name, total: at.total, group: only, most: only, path: at.id.slice(1) };
+      const sums = new Map(at.groups);
       out.push(entry);
       if (!only) {
-        for (const [kind, size] of at.kinds) {
-          out.push({ id: `${id}\u0000${kind}`, parent: id, name: page.label(kind), total: size, kind, most: kind, depth: depth + 1, path: entry.path });
+        for (const [group, size] of at.groups) {
+          const name = grouping.label(group);
+          out.push({ id: `${id}\u0000${group}`, parent: id, name: name === entry.path ? "in itself" : name, total: size, group, most: group, path: entry.path });
         }
       }
       const few = { total: 0, count: 0 };
@@ -75,48 +82,35 @@
           few.count += 1;
           continue;
         }
-        for (const [kind, size] of visit(child, id, depth + 1)) sums.set(kind, (sums.get(kind) ?? 0) + size);
+        for (const [group, size] of visit(child, id)) sums.set(group, (sums.get(group) ?? 0) + size);
       }
-      if (few.total > 0) out.push({ id: `${id}\u0000few`, parent: id, name: `${few.count} smaller`, total: few.total, kind: "", most: "", depth: depth + 1, path: entry.path });
+      if (few.total > 0) out.push({ id: `${id}\u0000few`, parent: id, name: `${few.count} smaller`, total: few.total, group: "", most: "", path: entry.path });
       entry.most = [...sums].reduce((a, b) => (b[1] > a[1] ? b : a), ["", 0])[0];
       return sums;
-    })(root, "", 0);
+    })(root, "");
     return out;
   }
 
-  // A layer that holds others has a pale shade of the kind that it holds most of.
+  // A layer that holds others has a pale shade of the group that it holds most of.
   function mixed(colour, ground, share) {
     const [a, b] = [colour, ground].map((text) => text.match(/[\d.]+/g).map(Number));
     return `rgb(${[0, 1, 2].map((i) => Math.round(a[i] * share + b[i] * (1 - share))).join(",")})`;
   }
 
-  // Dark on pale and pale on dark, by the luminance that contrast is reckoned from.
-  function readable(colour) {
-    const hex = colour.startsWith("#") && colour.slice(1).match(/../g).map((pair) => parseInt(pair, 16));
-    const parts = hex || colour.match(/[\d.]+/g).map(Number);
-    const [r, g, b] = parts.map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#0e1319" : "#ffffff";
-  }
-
   const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
-
-  const DEPTHS = ["#37506e", "#4f6f95", "#6c8db3", "#8daacb", "#b0c5dd", "#d0dcea"];
 
   function draw(report) {
     if (!page.shows("layers", report.layers.length > 0)) return;
-    const entries = flatten(tree(report, page.one("layers-together").checked));
+    const grouping = page.grouping(report);
+    const rows = rowsOf(report, grouping);
+    const entries = flatten(tree(report.name, rows, page.one("layers-together").checked), grouping);
     const shape = page.one("layers-shape").value;
-    const byKind = page.one("layers-colour").value === "kind";
-    const kinds = [...new Set(report.layers.map((row) => row[1]))];
-    const colours = new Map(kinds.map((kind) => [kind, page.kindColour(kind)]));
+    const groups = [...new Set(rows.map((row) => row[1]))];
+    const colours = new Map(groups.map((group) => [group, page.groupColour(grouping, group)]));
     const ground = page.colour("--surface");
     const total = entries[0].total || 1;
     const narrow = page.one("layers-chart").clientWidth < 600;
-    const colour = function (entry) {
-      if (!byKind) return DEPTHS[Math.min(entry.depth, DEPTHS.length - 1)];
-      return colours.get(entry.kind) ?? mixed(colours.get(entry.most) ?? page.colour("--sunken"), ground, 0.3);
-    };
-    const colourOf = entries.map(colour);
+    const colourOf = entries.map((entry) => colours.get(entry.group) ?? mixed(colours.get(entry.most) ?? page.colour("--sunken"), ground, 0.3));
     const trace = {
       type: shape,
       ids: entries.map((entry) => entry.id),
@@ -127,20 +121,20 @@
       sort: false,
       textinfo: "label",
       hovertext: entries.map((entry) =>
-        page.hover([entry.path || entry.name, entry.kind && page.label(entry.kind), `${page.bytes(entry.total)}, ${((100 * entry.total) / total).toFixed(1)} %`])),
+        page.hover([entry.path || entry.name, entry.group && grouping.label(entry.group), `${page.bytes(entry.total)}, ${page.share(entry.total, total)}`])),
       hovertemplate: "%{hovertext}<extra></extra>",
       marker: { colors: colourOf, line: { width: 0.5, color: ground } },
       leaf: { opacity: 1 },
-      textfont: { color: colourOf.map(readable) },
+      textfont: { color: colourOf.map(page.readable) },
       pathbar: { thickness: 22, textfont: { size: 12 } },
       maxdepth: narrow ? 3 : 5,
       tiling: shape === "treemap" ? { pad: 1 } : { pad: 0, orientation: "h" },
     };
     if (shape === "treemap") trace.marker.pad = { t: 20, l: 2, r: 2, b: 2 };
     const layout = page.layout({ margin: { l: 0, r: 0, t: 4, b: 4 }, uniformtext: { minsize: 10, mode: "hide" } });
-    page.legend("layers", byKind ? kinds : []);
+    page.legend("layers", grouping, groups);
     return Plotly.react("layers-chart", [trace], layout, { ...page.config, modeBarButtons: [["toImage"]] });
   }
   page.charts.push(draw);
-  for (const id of ["layers-shape", "layers-colour", "layers-together"]) page.one(id).addEventListener("change", () => draw(page.report));
+  for (const id of ["layers-shape", "layers-together"]) page.one(id).addEventListener("change", () => draw(page.report));
 })();

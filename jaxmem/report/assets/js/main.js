@@ -26,6 +26,7 @@
   };
 
   which?.addEventListener("change", page.choose);
+  page.chooseColours(page.data.reports[which ? Number(which.value) : 0]); // a browser may have kept an earlier choice
   page.choose();
   addEventListener("load", () => {
     // A task that is asked for when a frame begins is done once that is painted; the next frame may be long in coming.

@@ -1,4 +1,4 @@
-// What all scripts of the page share: the data, units, names made safe for plotly, colours.
+// What all scripts of the page share: the data, names made safe for plotly, buffers read.
 "use strict";
 
 const page = {
@@ -7,29 +7,6 @@ const page = {
   tables: [],
   charts: [],
   one: (id) => document.getElementById(id),
-};
-
-page.bytes = function (value) {
-  if (value === null || value === undefined) return "–";
-  for (const [unit, size, digits] of [["GiB", 2 ** 30, 2], ["MiB", 2 ** 20, 1], ["KiB", 2 ** 10, 1]]) {
-    if (Math.abs(value) >= size) return `${(value / size).toFixed(digits)} ${unit}`;
-  }
-  return `${value} B`;
-};
-
-// The unit in which an axis up to `most` bytes is read.
-page.unit = function (most) {
-  for (const [name, size] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
-    if (most >= size) return { name, size };
-  }
-  return { name: "B", size: 1 };
-};
-
-page.flops = function (value) {
-  for (const [unit, size] of [["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["K", 1e3]]) {
-    if (Math.abs(value) >= size) return `${(value / size).toFixed(2)} ${unit}FLOP`;
-  }
-  return `${value} FLOP`;
 };
 
 page.label = (kind) => kind.replaceAll("_", " ");
@@ -69,8 +46,32 @@ page.reader = function (report) {
     const buffer = { index: i, at_peak: i < report.at_peak };
     for (const name of texts) buffer[name] = report.strings[columns.get(name)(i)];
     for (const name of numbers) buffer[name] = columns.get(name)(i);
+    buffer.title = buffer.path || buffer.saved_name || buffer.name;
     return buffer;
   };
+};
+
+// All buffers of a report as objects, made once.
+page.buffersOf = function (report) {
+  if (!report.read) {
+    const read = page.reader(report);
+    report.read = Array.from({ length: report.buffers.count }, (_, i) => read(i));
+  }
+  return report.read;
+};
+
+// What stands at a line of the user's code: of "gpt.py:52" and its file, or of the former alone where no two files
+// of that name have such a line.
+page.codeAt = function (report, source, file = "") {
+  if (!report.code) {
+    report.code = new Map();
+    for (const [path, line, text] of report.lines) {
+      const name = `${report.strings[path].split(/[\\/]/).at(-1)}:${line}`;
+      report.code.set(`${report.strings[path]}\u0000${name}`, report.strings[text]);
+      report.code.set(name, report.code.has(name) ? "" : report.strings[text]);
+    }
+  }
+  return report.code.get(file ? `${file}\u0000${source}` : source) ?? "";
 };
 
 page.describe = (buffer) => [
@@ -79,6 +80,7 @@ page.describe = (buffer) => [
   [buffer.saved_name, buffer.op, buffer.phase].filter(Boolean).join(" · "),
   buffer.shape,
   buffer.source,
+  page.codeAt(page.report, buffer.source, buffer.source_file),
 ];
 
 // Shows a chart, or why there is none.
@@ -87,9 +89,4 @@ page.shows = function (section, there) {
   page.one(`${section}-chart`).hidden = !there;
   if (!there) page.one(section).querySelector(".legend").replaceChildren();
   return there;
-};
-
-page.legend = function (section, kinds) {
-  const items = kinds.map((kind) => page.element("li", {}, page.element("span", { class: `swatch ${page.kindClass(kind)}` }), page.label(kind)));
-  page.one(section).querySelector(".legend").replaceChildren(...items);
 };

@@ -19,6 +19,13 @@
   };
   page.kindColour = (kind) => page.colour("--kind", page.kindClass(kind));
 
+  // Dark on pale and pale on dark: whichever has more contrast.
+  page.readable = function (colour) {
+    const parts = colour.match(/[\d.]+/g).slice(0, 3).map(Number);
+    const [r, g, b] = parts.map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.194 ? "#0e1319" : "#ffffff";
+  };
+
   page.layout = function (extra) {
     const [text, muted, line, surface] = ["--text", "--muted", "--line", "--surface"].map((name) => page.colour(name));
     const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, tickcolor: line };
