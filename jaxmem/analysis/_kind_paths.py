@@ -17,10 +17,10 @@ _ACCUMULATORS = re.compile(r"\.acc_grads(?=[.\[]|$)")
 def kinds_by_path(
     kinds: Mapping[str, str] | Sequence[str] | None, fn: Callable | None = None
 ) -> Callable[[str], str] | None:
-    """A function from an argument's path to its kind: that of the longest given path which begins it.
+    """A function from an argument's path to its kind: that of the longest given path which begins it; "" without one.
 
     The `acc_grads` of an `optax.MultiStepsState`, or of `jaxmem.accumulate.multi_steps`, are accumulators by
-    themselves, within optimizer state or where nothing is declared.
+    themselves within optimizer state.
 
     Args:
       kinds: by path, or one for each positional argument of `fn`.
@@ -31,7 +31,7 @@ def kinds_by_path(
 
     >>> kind_of = kinds_by_path({"state": "state", "state.params": "parameters"})
     >>> kind_of("state.params['w']"), kind_of("state.step"), kind_of("x")
-    ('parameters', 'state', 'arguments')
+    ('parameters', 'state', '')
     """
     if kinds is None:
         return None
@@ -46,16 +46,18 @@ def kinds_by_path(
     paths = sorted(kinds, key=len, reverse=True)
 
     def kind_of(path: str) -> str:
-        given = next((p for p in paths if _begins(p, path)), "")
-        kind = kinds.get(given, "arguments")
+        given = next((p for p in paths if _begins(p, path)), None)
+        if given is None:
+            return ""
         inside = undeclared_kind(path[len(given) :])
+        kind = kinds[given]
         return inside if kind in ("arguments", "optimizer_state") and inside != "arguments" else kind
 
     return kind_of
 
 
 def undeclared_kind(path: str) -> str:
-    """The kind of an argument whose kind is not declared.
+    """The kind of an argument whose kind is neither declared nor told by a type.
 
     >>> undeclared_kind("state.acc_grads['w']"), undeclared_kind("state.mini_step")
     ('accumulators', 'arguments')

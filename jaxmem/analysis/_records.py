@@ -161,7 +161,9 @@ class Finding:
       size_bytes: bytes at stake; an estimate where `estimated`.
       title: one line.
       evidence: the buffers or leaves that it is seen in.
-      cure: what to do.
+      cure: what to do, in Python.
+      shell: the same round a command line, in which FILE stands for the user's file and its options; empty where
+        `cure` is for both.
     """
 
     kind: str
@@ -169,6 +171,7 @@ class Finding:
     title: str
     evidence: tuple[str, ...] = ()
     cure: str
+    shell: str = ""
     estimated: bool = False
 
 

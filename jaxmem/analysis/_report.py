@@ -123,6 +123,7 @@ class MemoryReport:
     donation_misses: tuple[DonationMiss, ...] = column("Donated leaves that no output could reuse.", default=())
     findings: tuple[Finding, ...] = column("What costs bytes without need, and the cure, largest first.", default=())
     warnings: tuple[str, ...] = column("Sentences on what these numbers do not show.", default=())
+    notes: tuple[str, ...] = column("Sentences on what was done, and is as it should be.", default=())
     # fmt: on
 
     @property
@@ -168,7 +169,8 @@ class MemoryReport:
             if isinstance(value, int | float):
                 lines.append(f"  {name} = {in_words(name, value)} ({provenance})")
         lines.append(f"  fits = {self.fits}: {self.fits_reason}")
-        return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
+        lines += [f"  warning: {warning}" for warning in self.warnings]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
 def report_schema() -> dict[str, Any]:

@@ -2,8 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
+from jaxmem._units import format_bytes
+from jaxmem.analysis._cures import Asked, donate, draw_by_hardware
+from jaxmem.analysis._donation import Undonated
 from jaxmem.analysis._records import Buffer, DonationMiss, Finding
 from jaxmem.analysis.findings._words import common, groups, names, within
+from jaxmem.analysis.hlo._module import Module
 
 _RANDOM = ("threefry", "random_bits", "_bernoulli", "_uniform", "random_wrap", "rng_bit_generator")
 _COMPARE = "One micro-batch with rematerialisation may need less than several without: compare both."
@@ -38,6 +42,29 @@ def donation(misses: Iterable[DonationMiss]) -> list[Finding]:
     ]
 
 
+def undonated(kept: Sequence[Undonated], asked: Asked) -> list[Finding]:
+    """State that a program returns anew and does not donate: the old one stays beside it."""
+    if not kept:
+        return []
+    named = " and ".join(f"`{each.argument}`" for each in kept)
+    cure = donate(asked, kept)
+    return [
+        Finding(
+            kind="not_donated",
+            size_bytes=sum(each.size_bytes for each in kept),
+            estimated=True,  # gradients may lie in an output until it is written
+            title=f"{named} {'is' if len(kept) == 1 else 'are'} returned anew and not donated: old and new state lie "
+            "side by side",
+            evidence=tuple(
+                f"{each.argument}: {format_bytes(each.size_bytes)} of {', '.join(each.kinds).replace('_', ' ')}"
+                for each in kept
+            ),
+            cure=cure.python,
+            shell=cure.shell,
+        )
+    ]
+
+
 def padding(buffers: Sequence[Buffer]) -> list[Finding]:
     """Bytes that only fill the chip's tiles."""
     found = []
@@ -61,11 +88,22 @@ def _share(buffers: Sequence[Buffer]) -> float:
     return sum(b.padding_bytes for b in buffers) / sum(b.size_bytes for b in buffers)
 
 
-def random_bits(activations: Sequence[Buffer]) -> list[Finding]:
+def draws(module: Module) -> bool:
+    """Whether a program draws random bits."""
+    every = (i for computation in module.computations.values() for i in computation.instructions.values())
+    return any(_is_random(i.op_name) or i.opcode.startswith("rng") for i in every)
+
+
+def _is_random(op_name: str) -> bool:
+    return any(name in op_name for name in _RANDOM)
+
+
+def random_bits(activations: Sequence[Buffer], asked: Asked) -> list[Finding]:
     """Random bits, for dropout or the like."""
-    group = [b for b in activations if b.shape.startswith(("u32[", "u64[")) and any(r in b.op_name for r in _RANDOM)]
+    group = [b for b in activations if b.shape.startswith(("u32[", "u64[")) and _is_random(b.op_name)]
     if not group:
         return []
+    cure = draw_by_hardware(asked)
     return [
         Finding(
             kind="random_bits",
@@ -73,8 +111,8 @@ def random_bits(activations: Sequence[Buffer]) -> list[Finding]:
             title=f"{len(group)} buffers of random bits, for dropout or the like"
             + within(common([b.layer for b in group])),
             evidence=names(group),
-            cure="Use the hardware's generator, jax.config.update('jax_default_prng_impl', 'rbg') (other numbers, as "
-            "random), or drop out a smaller array.",
+            cure=cure.python,
+            shell=cure.shell,
         )
     ]
 

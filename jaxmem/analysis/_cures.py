@@ -1,0 +1,248 @@
+"""What to write against bytes that need not be: the words of findings and of `explain_oom`, in one place."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxmem.analysis._donation import Undonated
+from jaxmem.analysis._fits import RESERVE
+from jaxmem.config import MemoryConfig
+from jaxmem.targets import Target, resolve_target
+
+FILE = "FILE"
+"""Stands in a command for the user's file and options; the command line knows them."""
+
+
+class Cure(NamedTuple):
+    """What to do: in Python, and as a sentence round a command, empty where there is none."""
+
+    python: str
+    shell: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What was asked to be analysed, for cures that can be pasted.
+
+    Args:
+      target: what it is compiled for.
+      config: of a step of jaxmem; None of a function or a program.
+      function: name of the function; `jit` what jits it.
+      parameters: names of its parameters, where its signature is known.
+      peak_bytes, capacity_bytes: of a device.
+      donated: (number, name) of the arguments that are donated already.
+      rows: of the batch, on a device; None where they are not known.
+      draws, recomputes: whether the program draws random bits, and computes something again.
+    """
+
+    target: Target
+    config: MemoryConfig | None = None
+    function: str = "step"
+    jit: str = "jax.jit"
+    parameters: tuple[str, ...] = ()
+    donated: tuple[tuple[int, str], ...] = ()
+    peak_bytes: int | None = None
+    capacity_bytes: int | None = None
+    rows: int | None = None
+    draws: bool = False
+    recomputes: bool = False
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes by which the peak exceeds what fits with the reserve; 0 where it fits, or nobody knows."""
+        if self.peak_bytes is None or self.capacity_bytes is None:
+            return 0
+        return max(0, self.peak_bytes - int(self.capacity_bytes * (1 - RESERVE)))
+
+    @property
+    def may_undo_recomputation(self) -> bool:
+        """Whether 16 bits may take more than 32: a TPU's compiler can then keep what the random bits are drawn for."""
+        return self.target.platform == "tpu" and self.draws and self.recomputes
+
+    def command(self, verb: str, **options: str) -> str:
+        """A command line for this target.
+
+        >>> from jaxmem.targets import resolve_target
+        >>> Asked(target=resolve_target("gpu-t4")).command("compare", remat="none,full")
+        '`jaxmem compare FILE --target gpu-t4 --remat none,full`'
+        """
+        options = {"target": self.target.name, **options}
+        given = [f"--{name.replace('_', '-')} {value}" for name, value in options.items() if value != "local"]
+        return f"`{' '.join(['jaxmem', verb, FILE, *given])}`"
+
+
+def recompute(asked: Asked, kept_bytes: int) -> Cure:
+    """Against values that wait for the backward pass: rematerialisation, a budget, smaller micro-batches.
+
+    Args:
+      asked: what is analysed.
+      kept_bytes: of these values.
+    """
+    budget = sensible_budget(asked, kept_bytes)
+    smaller = micro_batches(asked, kept_bytes)
+    if asked.config is None:
+        return Cure(
+            "Rematerialise: wrap each layer in jax.checkpoint, or the whole loss that is differentiated in "
+            f'jaxmem.remat.auto(loss, "{format_budget(kept_bytes // 2)}"), which chooses what to keep within that '
+            "many bytes."
+        )
+    if asked.config.recomputes:
+        lower = f'MemoryConfig(remat="auto:{budget}") keeps fewer. ' if budget and asked.config.budget else ""
+        python = f"{lower}{smaller.python}".strip() or "Fewer rows of the batch at once shrink them."
+        return Cure(python, smaller.shell)
+    settings = ["none", "full", "dots", *([f"auto:{budget}"] if budget else [])]
+    options = ", ".join(f'"{name}"' for name in settings[1:])
+    python = f"Rematerialise: MemoryConfig(remat=...) with {options}; jaxmem.compare shows bytes and time of each."
+    shell = f"Rematerialise: {asked.command('compare', remat=','.join(settings))} shows bytes and time of each."
+    only = "" if budget or not asked.missing_bytes else " That alone cannot make it fit."
+    return Cure(
+        f"{python}{only} {smaller.python}".rstrip(), f"{shell}{only} {smaller.shell or smaller.python}".rstrip()
+    )
+
+
+def sensible_budget(asked: Asked, kept_bytes: int) -> str | None:
+    """A bound of the peak that rematerialisation may meet and that changes something; None where there is none.
+
+    It is what fits the device, where the peak does not, and else what half of the kept values leave.
+
+    >>> from jaxmem.targets import resolve_target
+    >>> v5e = resolve_target("tpu-v5e")
+    >>> full = Asked(target=v5e, peak_bytes=20 * 2**30, capacity_bytes=v5e.memory_bytes)
+    >>> [sensible_budget(full, kept * 2**30) for kept in (18, 4)]
+    ['14.9GiB', None]
+    >>> sensible_budget(dataclasses.replace(full, peak_bytes=10 * 2**30), 6 * 2**30)
+    '7.0GiB'
+    """
+    if asked.peak_bytes is None:
+        return None
+    least, bound = asked.peak_bytes - kept_bytes, asked.peak_bytes - kept_bytes // 2
+    if asked.missing_bytes:
+        bound = asked.peak_bytes - asked.missing_bytes
+    return format_budget(bound) if least < 0.95 * bound else None
+
+
+def format_budget(size: int) -> str:
+    """Bytes as a budget is written, rounded down to two or three digits.
+
+    >>> format_budget(int(7.26 * 2**30)), format_budget(300 * 2**20), format_budget(5000)
+    ('7.2GiB', '300MiB', '4KiB')
+    """
+    if size >= 2**30:
+        return f"{math.floor(size / 2**30 * 10) / 10:.1f}GiB"
+    return f"{size // 2**20}MiB" if size >= 2**20 else f"{max(1, size // 2**10)}KiB"
+
+
+def micro_batches(asked: Asked, grows_bytes: int) -> Cure:
+    """Smaller micro-batches: as many more as make it fit, at least twice; empty where there are no rows for them.
+
+    Args:
+      asked: what is analysed.
+      grows_bytes: bytes at the peak that grow with the rows of a micro-batch.
+    """
+    if asked.config is None:
+        return Cure("")
+    now = asked.config.accumulation_steps
+    steps = fitting_steps(asked.missing_bytes, grows_bytes, asked.rows, now)
+    if steps is None:
+        return Cure("")
+    return Cure(
+        f"MemoryConfig(accumulation_steps={steps}) shrinks them, too.",
+        f"`--accumulation-steps {steps}` shrinks them, too.",
+    )
+
+
+def fitting_steps(missing_bytes: int, grows_bytes: int, rows: int | None, now: int = 1) -> int | None:
+    """The least number of micro-batches that saves what is missing, a multiple of what there are now.
+
+    Args:
+      missing_bytes: to be saved.
+      grows_bytes: those that shrink with a micro-batch.
+      rows: of all micro-batches on a device; None where they are not known.
+      now: number of micro-batches now.
+
+    >>> fitting_steps(0, 8, 12), fitting_steps(6, 8, 12), fitting_steps(6, 8, None), fitting_steps(9, 8, 1)
+    (2, 4, 4, None)
+    """
+    most = min(rows // now if rows else _MOST_STEPS, _MOST_STEPS)
+    needed = _MOST_STEPS if grows_bytes <= missing_bytes else max(grows_bytes / (grows_bytes - missing_bytes), 2)
+    whole = (rows or 0) // now
+    choices = [k for k in range(2, most + 1) if (whole % k == 0 if rows else k.bit_count() == 1)]
+    found = next((k for k in choices if k >= needed), choices[-1] if choices else None)
+    return None if found is None else found * now
+
+
+_MOST_STEPS = 64
+
+
+def narrow_dtype(asked: Asked) -> str:
+    """The 16-bit dtype that a target has units for: bfloat16, or float16 on a GPU older than sm_80."""
+    chip = asked.target.chip
+    return "float16" if chip is not None and not chip.native_bfloat16 else "bfloat16"
+
+
+def compute_narrow(asked: Asked) -> Cure:
+    """Against wide floats: 16 bits, in the dtype that the chip has units for."""
+    dtype = narrow_dtype(asked)
+    scaled = ", with a loss scale" if dtype == "float16" else ""
+    older = " (float16 on a GPU older than sm_80)" if asked.target.platform == "gpu" and not asked.target.chip else ""
+    command = asked.command("analyze", precision=dtype)
+    if asked.config is None:
+        return Cure(f"Compute in {dtype}{older}: cast parameters and batch where the loss begins{scaled}.")
+    if asked.may_undo_recomputation:
+        unproven = (
+            "16 bits may cost bytes here, not save them: with random bits in 16-bit layers a TPU's compiler can undo "
+            "their recomputation. Compile both before you choose:"
+        )
+        return Cure(f'{unproven} MemoryConfig(precision="{dtype}") beside this config.', f"{unproven} {command}.")
+    python = f'Compute in 16 bits: MemoryConfig(precision="{dtype}") keeps float32 parameters beside it{scaled}{older}.'
+    shell = f"Compute in 16 bits: {command} says what it comes to; parameters stay float32{scaled}{older}."
+    return Cure(python, shell)
+
+
+def compile_elsewhere(asked: Asked) -> Cure:
+    """Against what only this machine's compiler does: another target."""
+    elsewhere = dataclasses.replace(asked, target=resolve_target("gpu-h100"))
+    return Cure(
+        'Compile for the chip that will run it: target="tpu-v5e" or "gpu-h100".',
+        f"Compile for the chip that will run it, such as {elsewhere.command('analyze')}.",
+    )
+
+
+def draw_by_hardware(asked: Asked) -> Cure:
+    """Against random bits: a generator that makes them where they are used."""
+    numbers = "(other numbers, as random), or drop out a smaller array."
+    return Cure(
+        f"Use the hardware's generator, jax.config.update('jax_default_prng_impl', 'rbg') {numbers}",
+        "Use the hardware's generator: "
+        + asked.command("analyze").replace("jaxmem", "JAX_DEFAULT_PRNG_IMPL=rbg jaxmem", 1)
+        + f" {numbers}",
+    )
+
+
+def donate(asked: Asked, kept: Sequence[Undonated]) -> Cure:
+    """Against state that is not donated: the line with the user's own names."""
+    named = " and ".join(f"`{each.argument}`" for each in kept)
+    if not all(each.whole for each in kept):
+        return Cure(f"Pass the state as an argument of its own, apart from what else is in {named}, and donate it.")
+    donated = sorted({*asked.donated, *((each.number, each.argument) for each in kept)})
+    names, ends = [name for _, name in donated], "," if len(donated) == 1 else ""
+    places = [_place(name, asked.parameters) for name in names]
+    if asked.parameters and None not in places:
+        option = f"donate_argnums=({', '.join(map(str, places))}{ends})"
+    elif all(name.isidentifier() for name in names):
+        option = f"donate_argnames=({', '.join(map(repr, names))}{ends})"
+    else:
+        option = f"donate_argnums=({', '.join(str(number) for number, _ in donated)}{ends})"
+    after = f"what is passed as {named} cannot be used again after the call"
+    if asked.jit == "nnx.jit":
+        after = f"{named} hold the new arrays after the call, and copies of the old ones made before are gone"
+    return Cure(f"{asked.jit}({asked.function}, {option}): the new state takes the place of the old; {after}.")
+
+
+def _place(name: str, parameters: Sequence[str]) -> int | None:
+    """Position of an argument, `state` or `args[1]`, in a call."""
+    root, _, number = name.rstrip("]").partition("[")
+    if root not in parameters or (number and not number.isdigit()):
+        return None
+    return list(parameters).index(root) + int(number or 0)
