@@ -15,6 +15,7 @@ from jaxmem._blame import is_own_fault, reason, whole_tracebacks
 from jaxmem._display import renderers
 from jaxmem._units import format_bytes
 from jaxmem.analysis._build import analyze_program
+from jaxmem.analysis._choice import Choice, choose
 from jaxmem.analysis._program import Program, as_program, known
 from jaxmem.analysis._progress import Progress, on_terminal
 from jaxmem.analysis._report import MemoryReport
@@ -47,14 +48,30 @@ class Comparison:
                 return row
         raise KeyError(name)
 
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """For each target which row to take: the fastest that fits, or the smallest where none does.
+
+        >>> import jax, jax.numpy as jnp
+        >>> x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+        >>> table = compare({"one": jnp.sin, "three": lambda x: x @ x @ x}, x, target="cpu")
+        >>> [(choice.name, choice.fits) for choice in table.choices]
+        [('one', 'yes')]
+        """
+        by_target: dict[str, list[MemoryReport]] = {}
+        for row in self.rows:
+            by_target.setdefault(row.target, []).append(row)
+        return tuple(map(choose, by_target.values()))
+
     def to_dict(self) -> dict[str, Any]:
-        """`{"rows": [...], "target": ..., "provenance": ..., "versions": {...}, "refused": {name: why}}`."""
+        """`{"rows": […], "target": …, "provenance": …, "versions": {…}, "refused": {name: why}, "choices": […]}`."""
         return {
             "rows": [row.to_dict(details=False) for row in self.rows],
             "target": self.target,
             "provenance": self.provenance,
             "versions": dict(self.versions),
             "refused": dict(self.refused),
+            "choices": [dataclasses.asdict(choice) for choice in self.choices],
         }
 
     def to_json(self) -> str:
@@ -66,7 +83,8 @@ class Comparison:
         return renderers().report_fragment(self)
 
     def __str__(self) -> str:
-        return "\n".join([*(str(row) for row in self.rows), *(f"{name}: {why}" for name, why in self.refused)])
+        refused = [f"{name}: {why}" for name, why in self.refused]
+        return "\n".join([*map(str, self.rows), *refused, *map(str, self.choices)])
 
 
 def join_comparisons(comparisons: Sequence[Comparison], *, name_targets: bool = False) -> Comparison:

@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxmem.analysis._donation import Undonated
 from jaxmem.analysis._fits import RESERVE
+from jaxmem.analysis._records import Finding
 from jaxmem.config import MemoryConfig
 from jaxmem.targets import Target, resolve_target
 
@@ -72,6 +74,32 @@ class Asked:
         return f"`{' '.join(['jaxmem', verb, FILE, *given])}`"
 
 
+def in_shell(findings: Sequence[Finding], file: str, options: Sequence[tuple[str, str]]) -> tuple[Finding, ...]:
+    """Findings whose cures are commands for a user's file.
+
+    Args:
+      findings: of its report.
+      file: the FILE[:FUNCTION] that was analysed.
+      options: (option, value) of what else was given, such as ("--set", "batch=8"); a command may set one anew.
+
+    >>> shell = "Compile `jaxmem analyze FILE --target gpu-t4 --precision float16`."
+    >>> finding = Finding(kind="float32", size_bytes=1, title="", cure="", shell=shell)
+    >>> in_shell([finding], "gpt.py", [("--precision", "float32"), ("--set", "n=8")])[0].cure
+    'Compile `jaxmem analyze gpt.py --set n=8 --target gpu-t4 --precision float16`.'
+    """
+
+    def filled(found: re.Match) -> str:
+        before, after = found.groups()
+        more = [f"{option} {value}" for option, value in options if f"{option} " not in after]
+        return f"`{before}{' '.join([file, *more])}{after}`"
+
+    pattern = re.compile(rf"`([^`]*)\b{FILE}\b([^`]*)`")
+    return tuple(
+        dataclasses.replace(finding, cure=pattern.sub(filled, finding.shell), shell="") if finding.shell else finding
+        for finding in findings
+    )
+
+
 def recompute(asked: Asked, kept_bytes: int) -> Cure:
     """Against values that wait for the backward pass: rematerialisation, a budget, smaller micro-batches.
 
@@ -83,7 +111,7 @@ def recompute(asked: Asked, kept_bytes: int) -> Cure:
     smaller = micro_batches(asked, kept_bytes)
     if asked.config is None:
         return Cure(
-            "Rematerialise: wrap each layer in jax.checkpoint, or the whole loss that is differentiated in "
+            'Rematerialise: differentiate jaxmem.remat.apply(loss, "full") instead of the loss, or '
             f'jaxmem.remat.auto(loss, "{format_budget(kept_bytes // 2)}"), which chooses what to keep within that '
             "many bytes."
         )

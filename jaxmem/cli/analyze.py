@@ -1,6 +1,8 @@
 """`jaxmem analyze`: where the bytes of one training step go."""
 
+import dataclasses
 import json
+import shlex
 from typing import Annotated
 
 import typer
@@ -48,6 +50,7 @@ def analyze(
     outputs = Outputs({"--json": json_out, "--html": html_out, "--csv": csv_out, "--trace": trace_out})
     outputs.check(inputs=(file, config))
     start_jax()
+    from jaxmem.analysis._cures import in_shell
     from jaxmem.cli._load import load_workload
     from jaxmem.targets import resolve_target
     from jaxmem.train import analyze as analyze_workload
@@ -59,6 +62,10 @@ def analyze(
             workload = load_workload(file, target=target, settings=settings or ())
             stage("tracing and compiling")
             report = analyze_workload(workload, chosen, target=target)
+            given = {"--config": config, "--accumulation-steps": accumulation_steps, "--precision": precision}
+            pairs = [*given.items(), ("--remat", remat), *(("--set", setting) for setting in settings or ())]
+            options = [(option, shlex.quote(str(value))) for option, value in pairs if value is not None]
+            report = dataclasses.replace(report, findings=in_shell(report.findings, shlex.quote(file), options))
             stage("writing")
         from jaxmem.report import buffers_csv, chrome_trace, html_report, render_report
 
