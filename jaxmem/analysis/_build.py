@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxmem.analysis._compiled import CompiledProgram, compile_program
-from jaxmem.analysis._cures import Asked
+from jaxmem.analysis._cures import asked_of
 from jaxmem.analysis._details import details
 from jaxmem.analysis._facts import memory_facts
 from jaxmem.analysis._jaxpr_flops import JaxprFlops
@@ -74,8 +74,8 @@ def build_report(program: Program, target: Target) -> MemoryReport:
     modelled = known(program.modelled_flops)
     recompute = _recomputed(made, modelled, facts.devices)
     shown, names = facts.memory, known(program.saved_names)
-    asked = Asked(
-        target=target,
+    asked = asked_of(
+        target,
         config=program.config,
         function=program.name,
         jit=program.jit,

@@ -37,7 +37,8 @@ def choose(rows: Sequence[MemoryReport]) -> Choice:
     smaller.
     """
     target = rows[0].target
-    for fits, heading in (("yes", "cheapest that fits"), ("uncertain", "none fits for sure; cheapest that may")):
+    headings: dict[Fits, str] = {"yes": "cheapest that fits", "uncertain": "none fits for sure; cheapest that may"}
+    for fits, heading in headings.items():
         fitting = [row for row in rows if row.fits == fits and row.peak_bytes is not None]
         if fitting:
             row = _cheapest(fitting)

@@ -84,7 +84,7 @@ class Comparison:
 
     def __str__(self) -> str:
         refused = [f"{name}: {why}" for name, why in self.refused]
-        return "\n".join([*map(str, self.rows), *refused, *map(str, self.choices)])
+        return "\n".join([*map(str, self.rows), *map(str, self.choices), *refused])
 
 
 def join_comparisons(comparisons: Sequence[Comparison], *, name_targets: bool = False) -> Comparison:

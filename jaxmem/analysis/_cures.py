@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxmem.analysis._donation import Undonated
 from jaxmem.analysis._fits import RESERVE
@@ -14,6 +14,18 @@ from jaxmem.targets import Target, resolve_target
 
 FILE = "FILE"
 """Stands in a command for the user's file and options; the command line knows them."""
+
+IN_SLICES = (
+    "Wrap the head and the loss of one slice of the sequence in jax.checkpoint and jax.lax.scan over 8 slices, so that "
+    "only one slice of the logits exists at a time."
+)
+WHOLE_TILES = (
+    "Make the two minor dimensions multiples of the tile (128 lanes; 8 rows of 32 bits, 16 of 16 bits), or move a "
+    "large axis last."
+)
+_RANDOM = ("threefry", "random_bits", "_bernoulli", "_uniform", "random_wrap", "rng_bit_generator")
+VOCABULARY = 16_384
+"""A last dimension this large, in float32, is most likely one of logits."""
 
 
 class Cure(NamedTuple):
@@ -28,7 +40,8 @@ class Asked:
     """What was asked to be analysed, for cures that can be pasted.
 
     Args:
-      target: what it is compiled for.
+      target: what it is compiled for; None where only a text tells of it.
+      platform: of the target, "tpu" or "gpu".
       config: of a step of jaxmem; None of a function or a program.
       function: name of the function; `jit` what jits it.
       parameters: names of its parameters, where its signature is known.
@@ -38,7 +51,8 @@ class Asked:
       draws, recomputes: whether the program draws random bits, and computes something again.
     """
 
-    target: Target
+    target: Target | None
+    platform: str = ""
     config: MemoryConfig | None = None
     function: str = "step"
     jit: str = "jax.jit"
@@ -60,18 +74,23 @@ class Asked:
     @property
     def may_undo_recomputation(self) -> bool:
         """Whether 16 bits may take more than 32: a TPU's compiler can then keep what the random bits are drawn for."""
-        return self.target.platform == "tpu" and self.draws and self.recomputes
+        return self.platform == "tpu" and self.draws and self.recomputes
 
     def command(self, verb: str, **options: str) -> str:
         """A command line for this target.
 
         >>> from jaxmem.targets import resolve_target
-        >>> Asked(target=resolve_target("gpu-t4")).command("compare", remat="none,full")
+        >>> asked_of(resolve_target("gpu-t4")).command("compare", remat="none,full")
         '`jaxmem compare FILE --target gpu-t4 --remat none,full`'
         """
-        options = {"target": self.target.name, **options}
+        options = {"target": self.target.name if self.target else "T", **options}
         given = [f"--{name.replace('_', '-')} {value}" for name, value in options.items() if value != "local"]
         return f"`{' '.join(['jaxmem', verb, FILE, *given])}`"
+
+
+def asked_of(target: Target, **known: Any) -> Asked:
+    """What was asked of a target."""
+    return Asked(target=target, platform=target.platform, **known)
 
 
 def in_shell(findings: Sequence[Finding], file: str, options: Sequence[tuple[str, str]]) -> tuple[Finding, ...]:
@@ -98,6 +117,11 @@ def in_shell(findings: Sequence[Finding], file: str, options: Sequence[tuple[str
         dataclasses.replace(finding, cure=pattern.sub(filled, finding.shell), shell="") if finding.shell else finding
         for finding in findings
     )
+
+
+def is_random(op_name: str) -> bool:
+    """Whether an operation draws random bits."""
+    return any(name in op_name for name in _RANDOM)
 
 
 def recompute(asked: Asked, kept_bytes: int) -> Cure:
@@ -136,7 +160,7 @@ def sensible_budget(asked: Asked, kept_bytes: int) -> str | None:
 
     >>> from jaxmem.targets import resolve_target
     >>> v5e = resolve_target("tpu-v5e")
-    >>> full = Asked(target=v5e, peak_bytes=20 * 2**30, capacity_bytes=v5e.memory_bytes)
+    >>> full = asked_of(v5e, peak_bytes=20 * 2**30, capacity_bytes=v5e.memory_bytes)
     >>> [sensible_budget(full, kept * 2**30) for kept in (18, 4)]
     ['14.9GiB', None]
     >>> sensible_budget(dataclasses.replace(full, peak_bytes=10 * 2**30), 6 * 2**30)
@@ -205,7 +229,7 @@ _MOST_STEPS = 64
 
 def narrow_dtype(asked: Asked) -> str:
     """The 16-bit dtype that a target has units for: bfloat16, or float16 on a GPU older than sm_80."""
-    chip = asked.target.chip
+    chip = asked.target.chip if asked.target else None
     return "float16" if chip is not None and not chip.native_bfloat16 else "bfloat16"
 
 
@@ -213,7 +237,8 @@ def compute_narrow(asked: Asked) -> Cure:
     """Against wide floats: 16 bits, in the dtype that the chip has units for."""
     dtype = narrow_dtype(asked)
     scaled = ", with a loss scale" if dtype == "float16" else ""
-    older = " (float16 on a GPU older than sm_80)" if asked.target.platform == "gpu" and not asked.target.chip else ""
+    known = asked.target is not None and asked.target.chip is not None
+    older = " (float16 on a GPU older than sm_80)" if asked.platform == "gpu" and not known else ""
     command = asked.command("analyze", precision=dtype)
     if asked.config is None:
         return Cure(f"Compute in {dtype}{older}: cast parameters and batch where the loss begins{scaled}.")
@@ -228,13 +253,24 @@ def compute_narrow(asked: Asked) -> Cure:
     return Cure(python, shell)
 
 
-def compile_elsewhere(asked: Asked) -> Cure:
+def compile_elsewhere() -> Cure:
     """Against what only this machine's compiler does: another target."""
-    elsewhere = dataclasses.replace(asked, target=resolve_target("gpu-h100"))
+    elsewhere = asked_of(resolve_target("gpu-h100"))
     return Cure(
         'Compile for the chip that will run it: target="tpu-v5e" or "gpu-h100".',
         f"Compile for the chip that will run it, such as {elsewhere.command('analyze')}.",
     )
+
+
+def larger_share(asked: Asked) -> Cure:
+    """Against a share of the GPU that is too small."""
+    more = f"XLA_PYTHON_CLIENT_MEM_FRACTION={MOST_SHARE}"
+    python = f"Set {more} before JAX starts. See with nvidia-smi that no other process holds memory."
+    return Cure(python, f"{python} {asked.command('analyze').replace('jaxmem', f'{more} jaxmem', 1)} counts with it.")
+
+
+MOST_SHARE = 0.95
+"""The largest share of a GPU that JAX's pool can be given."""
 
 
 def draw_by_hardware(asked: Asked) -> Cure:

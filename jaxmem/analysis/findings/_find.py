@@ -7,7 +7,15 @@ from jaxmem.analysis._cures import Asked
 from jaxmem.analysis._donation import Undonated
 from jaxmem.analysis._records import Buffer, DonationMiss, Finding
 from jaxmem.analysis.attribution._origin import Origin
-from jaxmem.analysis.findings._buffers import accumulators, donation, draws, padding, random_bits, undonated
+from jaxmem.analysis.findings._buffers import (
+    accumulators,
+    donation,
+    draws,
+    padding,
+    random_bits,
+    small_share,
+    undonated,
+)
 from jaxmem.analysis.findings._invariants import invariants
 from jaxmem.analysis.findings._residuals import kept_for_backward, kept_twice
 from jaxmem.analysis.findings._wide import computed_wide, wide
@@ -45,11 +53,8 @@ def findings(
         *undonated(kept_state, asked),
         *donation(donation_misses),
         *padding(buffers),
-        *(
-            computed_wide(activations, origins, module, asked)
-            if asked.target.platform == "cpu"
-            else wide(activations, module, asked)
-        ),
+        *small_share(asked),
+        *(computed_wide(activations, origins, module) if asked.platform == "cpu" else wide(activations, module, asked)),
         *invariants(activations, origins, module),
         *kept_twice(activations, origins),
         *random_bits(activations, asked),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from jaxmem._units import format_bytes
-from jaxmem.analysis._cures import Asked, compile_elsewhere, compute_narrow
+from jaxmem.analysis._cures import IN_SLICES, VOCABULARY, Asked, compile_elsewhere, compute_narrow
 from jaxmem.analysis._records import Buffer, Finding
 from jaxmem.analysis.attribution._origin import Origin
 from jaxmem.analysis.findings._words import groups, names, within
@@ -39,8 +39,9 @@ def wide(activations: Sequence[Buffer], module: Module, asked: Asked) -> list[Fi
                 title=f"{format_bytes(size)} of {group[0].shape.split('[')[0]} from {op}{within(layer)}"
                 f"{f' ({source})' if source else ''} in a program that computes in 16 bits",
                 evidence=names(group),
-                cure="Compute it in the compute dtype, or have it recomputed (remat) so that it is never kept; "
-                "for logits, take the loss over slices of the sequence.",
+                cure=IN_SLICES
+                if parse_shape(group[0].layout)[-1:] >= (VOCABULARY,)
+                else "Compute it in the compute dtype, or have it recomputed (remat) so that it is never kept.",
             )
         )
     return found
@@ -63,14 +64,12 @@ def _is_cast(instruction: Instruction) -> bool:
     return instruction.op_name.endswith("convert_element_type")
 
 
-def computed_wide(
-    activations: Sequence[Buffer], origins: Mapping[str, Origin], module: Module, asked: Asked
-) -> list[Finding]:
+def computed_wide(activations: Sequence[Buffer], origins: Mapping[str, Origin], module: Module) -> list[Finding]:
     """On a CPU the compiler itself widens 16-bit floats."""
     narrow = [b for b in activations if b.shape.startswith("f32[") and _was_narrow(origins.get(b.name), module, b)]
     if not narrow:
         return []
-    cure = compile_elsewhere(asked)
+    cure = compile_elsewhere()
     return [
         Finding(
             kind="not_evidenced",
