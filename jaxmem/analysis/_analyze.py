@@ -6,8 +6,9 @@ import jax
 
 from jaxmem.analysis._build import analyze_program
 from jaxmem.analysis._kind_paths import check_kinds, kinds_by_path
-from jaxmem.analysis._program import Program, function_program, jax_stage, jit_of
+from jaxmem.analysis._program import Program, function_program
 from jaxmem.analysis._report import MemoryReport
+from jaxmem.analysis._stages import jax_stage, jit_of
 from jaxmem.errors import InputError
 from jaxmem.targets import Target, resolve_target
 

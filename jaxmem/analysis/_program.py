@@ -11,11 +11,10 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxmem.analysis._compiled import CompiledProgram, read_compiled
 from jaxmem.analysis._jaxpr_flops import JaxprFlops, jaxpr_flops
+from jaxmem.analysis._stages import jax_stage, jit_of, parameters_of
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import InputError
 from jaxmem.targets import Target, in_mesh, mesh_of, on_target, place
-
-_STAGES = {"traced": jax.stages.Traced, "lowered": jax.stages.Lowered, "compiled": jax.stages.Compiled}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,7 +83,7 @@ class Program:
                 return own.lower()
 
         fields = {"modelled_flops": lambda: jaxpr_flops(own.jaxpr), "jaxpr": lambda: own.jaxpr, **fields}
-        return cls(name=name, lower=lower, jit=jit_of(traced), **fields)
+        return cls(name=name, lower=lower, **fields)
 
     @classmethod
     def from_compiled(cls, compiled: Any, *, name: str, platform: str) -> "Program":
@@ -99,19 +98,6 @@ class Program:
         """The same with every modelled value computed."""
         names = ("modelled_flops", "saved_residual_bytes", "plain_residual_bytes")
         return dataclasses.replace(self, **{name: known(getattr(self, name)) for name in names})
-
-
-def jax_stage(stage: Any) -> Any:
-    """A stage of JAX itself: what `nnx.jit(f).trace(...)`, `.lower(...)` or `.compile()` is a wrapper of."""
-    for name, cls in _STAGES.items():
-        if isinstance(inner := getattr(stage, name, None), cls):
-            return inner
-    return stage
-
-
-def jit_of(jitted: Any) -> str:
-    """What made a jitted function, or a stage of one."""
-    return "nnx.jit" if type(jitted).__module__.startswith("flax.nnx") else "jax.jit"
 
 
 def known(value: Any) -> Any:
@@ -185,15 +171,8 @@ def function_program(
     with on_target(placed.target) as scope, in_mesh(mesh_of(mixed=True, arguments=placed.args)):
         traced = jitted.trace(*placed.args)
     notes = (*notes, *placed.notes, *scope.notes)
-    return Program.from_traced(traced, target=placed.target, name=name, notes=notes, parameters=parameters_of(fn))
-
-
-def parameters_of(fn: Callable) -> tuple[str, ...]:
-    """Names of a function's parameters; empty where its signature is not told."""
-    try:
-        return tuple(inspect.signature(fn).parameters)
-    except (TypeError, ValueError):
-        return ()
+    known_of_it = {"notes": notes, "jit": jit_of(jitted), "parameters": parameters_of(fn)}
+    return Program.from_traced(traced, target=placed.target, name=name, **known_of_it)
 
 
 def _check_arguments(fn, args, name: str) -> None:
