@@ -177,8 +177,12 @@ def compare(
             tell(name, "done")
     rows = [_borne_out(row, rows) for row in rows]
     refused = tuple((name, reason(errors[name])) for name in variants if name in errors)
-    versions = (("jax", jax.__version__), ("jaxlib", jaxlib.version.__version__), ("python", platform.python_version()))
-    return Comparison(rows=tuple(rows), target=resolved.name, versions=versions, refused=refused)
+    return Comparison(rows=tuple(rows), target=resolved.name, versions=versions(), refused=refused)
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """(package, version) pairs of what compiles here."""
+    return (("jax", jax.__version__), ("jaxlib", jaxlib.version.__version__), ("python", platform.python_version()))
 
 
 def _borne_out(row: MemoryReport, rows: list[MemoryReport]) -> MemoryReport:

@@ -29,10 +29,11 @@ VOCABULARY = 16_384
 
 
 class Cure(NamedTuple):
-    """What to do: in Python, and as a sentence round a command, empty where there is none."""
+    """What to do: in Python; round a command, empty where there is none; the configs that it names, as JSON."""
 
     python: str
     shell: str = ""
+    configs: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,10 @@ class Asked:
     def may_undo_recomputation(self) -> bool:
         """Whether 16 bits may take more than 32: a TPU's compiler can then keep what the random bits are drawn for."""
         return self.platform == "tpu" and self.draws and self.recomputes
+
+    def configs(self, **changes: Any) -> tuple[str, ...]:
+        """The step's config with one change, as JSON; empty where there is no config."""
+        return () if self.config is None else (dataclasses.replace(self.config, **changes).to_json(),)
 
     def command(self, verb: str, **options: str) -> str:
         """A command line for this target.
@@ -142,14 +147,16 @@ def recompute(asked: Asked, kept_bytes: int) -> Cure:
     if asked.config.recomputes:
         lower = f'MemoryConfig(remat="auto:{budget}") keeps fewer. ' if budget and asked.config.budget else ""
         python = f"{lower}{smaller.python}".strip() or "Fewer rows of the batch at once shrink them."
-        return Cure(python, smaller.shell)
+        return Cure(python, smaller.shell, smaller.configs)
     settings = ["none", "full", "dots", *([f"auto:{budget}"] if budget else [])]
     options = ", ".join(f'"{name}"' for name in settings[1:])
     python = f"Rematerialise: MemoryConfig(remat=...) with {options}; jaxmem.compare shows bytes and time of each."
     shell = f"Rematerialise: {asked.command('compare', remat=','.join(settings))} shows bytes and time of each."
     only = "" if budget or not asked.missing_bytes else " That alone cannot make it fit."
     return Cure(
-        f"{python}{only} {smaller.python}".rstrip(), f"{shell}{only} {smaller.shell or smaller.python}".rstrip()
+        f"{python}{only} {smaller.python}".rstrip(),
+        f"{shell}{only} {smaller.shell}".rstrip(),
+        (*(config for name in settings[1:] for config in asked.configs(remat=name)), *smaller.configs),
     )
 
 
@@ -201,6 +208,7 @@ def micro_batches(asked: Asked, grows_bytes: int) -> Cure:
     return Cure(
         f"MemoryConfig(accumulation_steps={steps}) shrinks them, too.",
         f"`--accumulation-steps {steps}` shrinks them, too.",
+        asked.configs(accumulation_steps=steps),
     )
 
 
@@ -239,7 +247,7 @@ def compute_narrow(asked: Asked) -> Cure:
     scaled = ", with a loss scale" if dtype == "float16" else ""
     known = asked.target is not None and asked.target.chip is not None
     older = " (float16 on a GPU older than sm_80)" if asked.platform == "gpu" and not known else ""
-    command = asked.command("analyze", precision=dtype)
+    command, configs = asked.command("analyze", precision=dtype), asked.configs(precision=dtype)
     if asked.config is None:
         return Cure(f"Compute in {dtype}{older}: cast parameters and batch where the loss begins{scaled}.")
     if asked.may_undo_recomputation:
@@ -247,10 +255,12 @@ def compute_narrow(asked: Asked) -> Cure:
             "16 bits may cost bytes here, not save them: with random bits in 16-bit layers a TPU's compiler can undo "
             "their recomputation. Compile both before you choose:"
         )
-        return Cure(f'{unproven} MemoryConfig(precision="{dtype}") beside this config.', f"{unproven} {command}.")
+        return Cure(
+            f'{unproven} MemoryConfig(precision="{dtype}") beside this config.', f"{unproven} {command}.", configs
+        )
     python = f'Compute in 16 bits: MemoryConfig(precision="{dtype}") keeps float32 parameters beside it{scaled}{older}.'
     shell = f"Compute in 16 bits: {command} says what it comes to; parameters stay float32{scaled}{older}."
-    return Cure(python, shell)
+    return Cure(python, shell, configs)
 
 
 def compile_elsewhere() -> Cure:

@@ -164,6 +164,7 @@ class Finding:
       cure: what to do, in Python.
       shell: the same round a command line, in which FILE stands for the user's file and its options; empty where
         `cure` is for both.
+      configs: the `MemoryConfig`s that the cure names, as JSON, each with what the step has beside it.
     """
 
     kind: str
@@ -172,6 +173,7 @@ class Finding:
     evidence: tuple[str, ...] = ()
     cure: str
     shell: str = ""
+    configs: tuple[str, ...] = ()
     estimated: bool = False
 
 

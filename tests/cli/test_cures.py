@@ -29,3 +29,15 @@ def test_a_cure_can_be_pasted(capfd, tmp_path, monkeypatch):
     table = run(capfd, *shlex.split(commands[0])[1:])
     assert table.code == 0 and "auto:" in table.out
     assert re.search(r"cheapest that fits: \S+, \S+ \S+ a step \(estimate\), peak \S+ \S+ \(compiled\)", table.out)
+
+
+def test_cures_are_compiled_where_that_is_asked_for(capfd, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    options = ("--target", "gpu-h100", "--set", "rows=4096", "--remat", "full", "--cures")
+    ran = run(capfd, "analyze", write(tmp_path, NET) + ":net", *options)
+    table = ran.out.partition("what the cures come to")[2]
+    assert ran.code == 0 and "cheapest that fits: " in table
+    assert {line.split()[0] for line in table.splitlines() if line.startswith(("as asked", "acc"))} == {
+        "as",
+        "accumulation_steps=2",
+    }

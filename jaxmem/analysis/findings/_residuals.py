@@ -44,6 +44,7 @@ def kept_for_backward(
             evidence=names(kept),
             cure=cure.python,
             shell=cure.shell,
+            configs=cure.configs,
         )
     ]
 

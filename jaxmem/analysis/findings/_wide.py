@@ -26,6 +26,7 @@ def wide(activations: Sequence[Buffer], module: Module, asked: Asked) -> list[Fi
                 evidence=names(sorted(floats, key=lambda b: -b.size_bytes)),
                 cure=cure.python,
                 shell=cure.shell,
+                configs=cure.configs,
             )
         ]
     found = []
