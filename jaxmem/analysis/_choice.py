@@ -24,7 +24,7 @@ class Choice:
     name: str
     fits: Fits
     missing_bytes: int | None = None
-    text: str
+    text: str = dataclasses.field(repr=False)
 
     def __str__(self) -> str:
         return self.text
