@@ -11,6 +11,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxmem.analysis._compiled import CompiledProgram, read_compiled
 from jaxmem.analysis._jaxpr_flops import JaxprFlops, jaxpr_flops
+from jaxmem.analysis._kind_paths import shared_arrays
 from jaxmem.analysis._stages import jax_stage, jit_of, parameters_of
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import InputError
@@ -171,6 +172,7 @@ def function_program(
     with on_target(placed.target) as scope, in_mesh(mesh_of(mixed=True, arguments=placed.args)):
         traced = jitted.trace(*placed.args)
     notes = (*notes, *placed.notes, *scope.notes)
+    notes = (*notes, *shared_arrays(fn, args))
     known_of_it = {"notes": notes, "jit": jit_of(jitted), "parameters": parameters_of(fn)}
     return Program.from_traced(traced, target=placed.target, name=name, **known_of_it)
 

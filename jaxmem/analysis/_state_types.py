@@ -194,6 +194,6 @@ def _trees_in_optimizers(tree: Any) -> set[Any]:
     held: set[Any] = set()
     for node in (node for node in nodes if _is_optimizer_state(node)):
         for _, child in _children(node) or ():
-            held |= {_shape_of(child)} if jax.tree.leaves(child) else set()
-            held |= _trees_in_optimizers(child)
+            if any(leaf.shape for leaf in jax.tree.leaves(child)):  # a count is like any other number
+                held |= {_shape_of(child)} | _trees_in_optimizers(child)
     return held

@@ -142,6 +142,26 @@ def test_a_state_in_an_argument_with_other_things():
     assert finding and "an argument of its own" in finding.cure and "`carry`" in finding.cure
 
 
+def test_an_array_that_a_state_holds_twice_cannot_be_donated():
+    """Case 34: JAX refuses the call."""
+
+    class Averaged(TrainState):
+        ema: dict
+
+    def train(state, x):
+        return step(state, x)
+
+    params = jax.tree.map(lambda p: jnp.ones(p.shape), PARAMS)
+    state = Averaged.create(apply_fn=None, params=params, tx=ADAM, ema=params)
+    said = [w for w in analyze(train, state, X, target="cpu").warnings if "one array" in w]
+    assert "state.params['Dense_0']['bias'] and state.ema['Dense_0']['bias'] are one array, and 1 more" in said[0]
+    with pytest.raises(Exception, match="donate the same buffer twice"):
+        jax.jit(train, donate_argnums=0)(state, jnp.ones(X.shape))
+    own = state.replace(ema=jax.tree.map(jnp.copy, params))
+    assert not [w for w in analyze(train, own, X, target="cpu").warnings if "one array" in w]
+    jax.jit(train, donate_argnums=0)(own, jnp.ones(X.shape))
+
+
 def test_nnx_jit():
     model = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, ADAM, wrt=nnx.Param)

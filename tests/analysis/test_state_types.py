@@ -158,6 +158,9 @@ def test_parameters_are_what_the_optimizer_keeps_a_copy_of():
         {"parameters"},
         {"arguments"},
     ]
+    # A learning rate has the shape of the optimizer's count.
+    partial = optax.masked(optax.adam(1e-3), {"b": False, "w": True}).init(PARAMS)
+    assert of_arguments(PARAMS, partial, jnp.float32(0.1), names=["weights", "s", "rate"])[::2] == [{"arguments"}] * 2
     # Without an optimizer's state nothing tells, whatever the name.
     assert of_arguments(PARAMS, x, names=["params", "x"]) == [{"arguments"}] * 2
 
