@@ -1,11 +1,14 @@
 """Which row of a comparison to take."""
 
+import io
 import json
 
 import pytest
+import rich.console
 
 from jaxmem.analysis import Comparison, MemoryReport
 from jaxmem.analysis._choice import choose
+from jaxmem.report import html_report, print_comparison
 
 GIB = 2**30
 
@@ -78,3 +81,10 @@ def test_a_comparison_has_one_for_each_target():
     written = json.loads(table.to_json())["choices"]
     assert [each["name"] for each in written] == ["dots", "full"] and written[1]["missing_bytes"] == 2 * GIB
     assert str(table.choices[0]) in str(table)
+
+
+def test_every_view_of_a_comparison_tells_it():
+    table = Comparison(rows=(NONE, FULL, DOTS), target="gpu-t4")
+    text = io.StringIO()
+    print_comparison(table, rich.console.Console(file=text, width=200))
+    assert str(table.choices[0]) in text.getvalue() and str(table.choices[0]) in html_report(table)
