@@ -9,7 +9,7 @@ import jax
 
 from jaxmem._compat import kept_arguments
 from jaxmem.analysis._kind_paths import undeclared_kind
-from jaxmem.analysis._state_types import Recognised, recognise, recognise_arguments
+from jaxmem.analysis._state_types import Recognised, paths_of_leaves, recognise, recognise_arguments
 from jaxmem.analysis.attribution import program_arguments
 from jaxmem.analysis.hlo._module import Module
 
@@ -52,6 +52,7 @@ class Signature:
         kept = kept_arguments(stage, len(jax.tree.leaves(info))) if info is not None else None
         if kept is None or len(kept) != len(program_arguments(module, undeclared_kind)):
             return None
+        _name_arguments(module, info, kept)
         return cls(module=module, args_info=info, out_info=getattr(stage, "out_info", None), kept=tuple(kept))
 
     @functools.cached_property
@@ -59,9 +60,9 @@ class Signature:
         """Of all arguments, in order."""
         positional, keywords = self.args_info
         return tuple(
-            Leaf(argument=number, path=jax.tree_util.keystr(path), donated=getattr(leaf, "donated", False))
+            Leaf(argument=number, path=path, donated=getattr(leaf, "donated", False))
             for number, argument in enumerate([*positional, *keywords.values()])
-            for path, leaf in jax.tree_util.tree_leaves_with_path(argument)
+            for path, leaf in zip(paths_of_leaves(argument), jax.tree.leaves(argument), strict=True)
         )
 
     @functools.cached_property
@@ -96,6 +97,21 @@ class Signature:
             path: (declared(path) if declared else "") or _or_undeclared(self.arguments.kinds[self.kept[number]], path)
             for number, path in self.paths.items()
         }
+
+
+def _name_arguments(module: Module, args_info: Any, kept: list[int]) -> None:
+    """Gives the leaves of nnx objects, which `nnx.jit` passes as `model.states[0][1]`, their paths in the object."""
+    positional, keywords = args_info
+    arguments = [*positional, *keywords.values()]
+    passed = [jax.tree_util.keystr(p) for each in arguments for p, _ in jax.tree_util.tree_leaves_with_path(each)]
+    own = [path for each in arguments for path in paths_of_leaves(each)]
+    entry = module.computations[module.entry or ""]
+    for instruction in entry.instructions.values():
+        if instruction.opcode == "parameter" and instruction.literal.isdigit():
+            leaf = kept[int(instruction.literal)]
+            if own[leaf] != passed[leaf] and instruction.op_name.endswith(passed[leaf]):
+                name = instruction.op_name.removesuffix(passed[leaf]) + own[leaf]
+                instruction.rest = instruction.rest.replace(f'"{instruction.op_name}"', f'"{name}"', 1)
 
 
 def _or_undeclared(kind: str, path: str) -> str:

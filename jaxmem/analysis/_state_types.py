@@ -173,14 +173,40 @@ def _kind_of_variable(cls: type) -> str:
 
 def _kinds_of_graph(node: Any) -> list[str] | None:
     """Kinds of the leaves of what `nnx.jit` makes of a module or an optimizer; None for anything else."""
-    nnx = sys.modules.get("flax.nnx")
-    graph = getattr(node, "graphdef", None) if type(node).__name__ == "NodeStates" else None
-    if nnx is None or graph is None:
+    if not _is_graph(node):
         return None
-    types = [getattr(each, "type", None) for each in getattr(graph, "nodes", ())]
-    kinds = [_kind_of_variable(cls) for cls in types if isinstance(cls, type) and issubclass(cls, nnx.Variable)]
+    found = _in_graph(node)
     count = len(jax.tree.leaves(node))
-    return kinds if len(kinds) == count else ["arguments"] * count
+    return ["arguments"] * count if found is None else list(recognise(found).kinds)
+
+
+def _is_graph(node: Any) -> bool:
+    return type(node).__name__ == "NodeStates" and type(node).__module__.startswith("flax.nnx")
+
+
+def _in_graph(node: Any) -> Any | None:
+    """The nnx object of a graph and its states, with the number of each leaf in its place; None where it has others."""
+    nnx: Any = sys.modules["flax.nnx"]
+    leaves, tree = jax.tree.flatten(node)
+    numbered = jax.tree.unflatten(tree, range(len(leaves)))
+    found = nnx.merge(numbered.graphdef, *numbered.states)
+    return found if jax.tree.leaves(found) == list(range(len(leaves))) else None
+
+
+def paths_of_leaves(tree: Any) -> list[str]:
+    """The path of each leaf; in what `nnx.jit` makes of an object the one that the object has for it.
+
+    >>> paths_of_leaves({"w": 1.0, "b": [2.0]})
+    ["['b'][0]", "['w']"]
+    """
+    paths = []
+    for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_graph):
+        found = _in_graph(node) if _is_graph(node) else None
+        inner = jax.tree_util.tree_leaves_with_path(node if found is None else found)
+        below = [jax.tree_util.keystr(each) for each, _ in inner]
+        start = jax.tree_util.keystr(path)
+        paths += [start + (name if found is None else name.removesuffix(".value")) for name in below]
+    return paths
 
 
 def _shape_of(tree: Any) -> Any:

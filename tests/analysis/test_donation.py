@@ -175,6 +175,8 @@ def test_nnx_jit():
     report = analyze(nnx.jit(train), model, optimizer, x, target="cpu")
     kinds = dict(report.by_kind)
     assert (kinds["parameters"], kinds["optimizer_state"]) == (4 * PARAMETERS, 8 * PARAMETERS + 8)
+    paths = {b.path for b in report.buffers if b.kind in ("parameters", "optimizer_state")}
+    assert {"model.kernel", "optimizer.opt_state[0].mu['kernel']", "optimizer.step"} <= paths
     finding = kept(nnx.jit(train), model, optimizer, x)
     assert finding and finding.size_bytes == STATE_BYTES
     assert finding.cure.startswith("nnx.jit(train, donate_argnums=(0, 1)):")
