@@ -310,8 +310,10 @@ def donate(asked: Asked, kept: Sequence[Undonated]) -> Cure:
         option = f"donate_argnums=({', '.join(str(number) for number, _ in donated)}{ends})"
     after = f"what is passed as {named} cannot be used again after the call"
     if asked.jit == "nnx.jit":
-        after = f"{named} hold the new arrays after the call, and copies of the old ones made before are gone"
-    return Cure(f"{asked.jit}({asked.function}, {option}): the new state takes the place of the old; {after}.")
+        holds = "holds" if len(kept) == 1 else "hold"
+        after = f"{named} {holds} the new arrays after the call, and whoever else holds the old ones cannot use them"
+    function = asked.function if asked.function.isidentifier() else "step"  # a lambda has no name to write
+    return Cure(f"{asked.jit}({function}, {option}): the new state takes the place of the old; {after}.")
 
 
 def _place(name: str, parameters: Sequence[str]) -> int | None:

@@ -109,8 +109,9 @@ def _name_arguments(module: Module, args_info: Any, kept: list[int]) -> None:
     for instruction in entry.instructions.values():
         if instruction.opcode == "parameter" and instruction.literal.isdigit():
             leaf = kept[int(instruction.literal)]
-            if own[leaf] != passed[leaf] and instruction.op_name.endswith(passed[leaf]):
-                name = instruction.op_name.removesuffix(passed[leaf]) + own[leaf]
+            given = instruction.argument_path
+            if own[leaf] != passed[leaf] and given.endswith(passed[leaf]):
+                name = given.removesuffix(passed[leaf]) + own[leaf]
                 instruction.rest = instruction.rest.replace(f'"{instruction.op_name}"', f'"{name}"', 1)
 
 

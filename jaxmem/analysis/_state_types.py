@@ -189,7 +189,10 @@ def _in_graph(node: Any) -> Any | None:
     nnx: Any = sys.modules["flax.nnx"]
     leaves, tree = jax.tree.flatten(node)
     numbered = jax.tree.unflatten(tree, range(len(leaves)))
-    found = nnx.merge(numbered.graphdef, *numbered.states)
+    try:
+        found = nnx.merge(numbered.graphdef, *numbered.states)
+    except Exception:  # flax's own form of a graph, which it may change: nothing is told then
+        return None
     return found if jax.tree.leaves(found) == list(range(len(leaves))) else None
 
 

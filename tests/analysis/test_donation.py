@@ -181,6 +181,8 @@ def test_nnx_jit():
     assert finding and finding.size_bytes == STATE_BYTES
     assert finding.cure.startswith("nnx.jit(train, donate_argnums=(0, 1)):")
     assert kept(nnx.jit(train, donate_argnums=(0, 1)), model, optimizer, x) is None
+    both = kept(nnx.jit(lambda net, x: train(net["m"], net["o"], x)), {"m": model, "o": optimizer}, x)
+    assert both and both.size_bytes == STATE_BYTES and "donate_argnums=(0,)" in both.cure and "`net`" in both.cure
     partly = kept(nnx.jit(train, donate_argnums=0), model, optimizer, x)
     assert partly and partly.size_bytes == 8 * PARAMETERS + 8 and "donate_argnums=(0, 1)" in partly.cure
     assert kept(nnx.jit(lambda model, x: jnp.mean(model(x) ** 2)), model, x) is None  # the model comes back as it was
