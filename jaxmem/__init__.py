@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from jaxmem.train import compare as compare
     from jaxmem.train import make_train_step as make_train_step
     from jaxmem.train import train_loop as train_loop
+    from jaxmem.train import try_cures as try_cures
     from jaxmem.train import verify as verify
     from jaxmem.workload import Workload as Workload
 
@@ -59,6 +60,7 @@ _NAMES = {
     "compare": "jaxmem.train",
     "make_train_step": "jaxmem.train",
     "train_loop": "jaxmem.train",
+    "try_cures": "jaxmem.train",
     "verify": "jaxmem.train",
 }
 _PACKAGES = ("accumulate", "analysis", "errors", "precision", "remat", "report", "targets", "train")

@@ -251,12 +251,14 @@ def answering_default_backend(platform: str) -> Iterator[list[str]]:
         jax.default_backend = real
 
 
-def kept_arguments(compiled, count: int) -> list[int] | None:
-    """Which of a program's `count` argument leaves the compiled program takes; None if unknown.
+def kept_arguments(stage, count: int) -> list[int] | None:
+    """Which of a program's `count` argument leaves a lowered or compiled program takes; None if unknown.
 
-    `jax.jit` drops unused arguments, and only the private `_kept_var_idx` says which.
+    `jax.jit` drops unused arguments, and only the private `_kept_var_idx` says which; before compiling it is among the
+    private arguments of the compiler.
     """
-    kept = getattr(getattr(compiled, "_executable", None), "_kept_var_idx", None)
+    arguments = getattr(getattr(stage, "_lowering", None), "compile_args", None) or {}
+    kept = getattr(getattr(stage, "_executable", None), "_kept_var_idx", arguments.get("kept_var_idx"))
     return sorted(kept) if kept is not None and all(0 <= index < count for index in kept) else None
 
 

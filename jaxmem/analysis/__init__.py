@@ -5,6 +5,7 @@ from jaxmem.analysis._analyze import refuse_arguments as refuse_arguments
 from jaxmem.analysis._build import analyze_program as analyze_program
 from jaxmem.analysis._build import compiled_program as compiled_program
 from jaxmem.analysis._build import peak_and_seconds as peak_and_seconds
+from jaxmem.analysis._choice import Choice as Choice
 from jaxmem.analysis._compare import Comparison as Comparison
 from jaxmem.analysis._compare import compare as compare
 from jaxmem.analysis._compare import join_comparisons as join_comparisons

@@ -8,6 +8,7 @@ from jaxmem.analysis._build import analyze_program
 from jaxmem.analysis._kind_paths import check_kinds, kinds_by_path
 from jaxmem.analysis._program import Program, function_program
 from jaxmem.analysis._report import MemoryReport
+from jaxmem.analysis._stages import jax_stage, jit_of
 from jaxmem.errors import InputError
 from jaxmem.targets import Target, resolve_target
 
@@ -29,9 +30,10 @@ def analyze(
       *args: arrays or `jax.ShapeDtypeStruct`, static arguments by value.
       target: "local" (None), "cpu" or a `Target`. A compiled program has its own.
       donate_argnums, static_argnames, in_shardings: as for `jax.jit`.
-      arg_kinds: what the arguments hold, one of `KINDS` for each path, such as {"params": "parameters",
-        "state.opt_state": "optimizer_state"}: the longest path that begins an argument's own decides. Or one
-        kind for each of `args`.
+      arg_kinds: what the arguments hold, where their types do not tell: a `TrainState` of flax, the states of optax
+        and the variables of linen and nnx are known by themselves. One of `KINDS` for each path, such as
+        {"params": "parameters", "state.opt_state": "optimizer_state"}: the longest path that begins an argument's own
+        decides. Or one kind for each of `args`.
 
     Raises:
       InputError: on something that cannot be analysed, or on arguments that do not fit it.
@@ -66,10 +68,11 @@ def _staged(fn, target: str | Target | None) -> tuple[Program, Target] | None:
     """The program of what is traced, lowered or compiled already, and its target; None of a function."""
     if isinstance(fn, Program):
         return fn, resolve_target(target)
+    jit, fn = jit_of(fn), jax_stage(fn)
     name = str(getattr(fn, "fun_name", None) or "program")
     if isinstance(fn, jax.stages.Traced):
         resolved = resolve_target(target)
-        return Program.from_traced(fn, name=name, target=resolved), resolved
+        return dataclasses.replace(Program.from_traced(fn, name=name, target=resolved), jit=jit), resolved
     if hasattr(fn, "trace"):
         return None
     # Wrappers and stand-ins of JAX's stages are known by what they can do.
@@ -83,9 +86,9 @@ def _staged(fn, target: str | Target | None) -> tuple[Program, Target] | None:
         local = resolve_target("local")
         # With which options it was compiled is not known: the target's notes do not apply.
         own = Target(name=local.name, platform=local.platform, memory_bytes=local.memory_bytes)
-        return Program.from_compiled(fn, name=name, platform=own.platform), own
+        return dataclasses.replace(Program.from_compiled(fn, name=name, platform=own.platform), jit=jit), own
     if callable(getattr(fn, "compile", None)):
-        return Program(name=name, lower=fn), resolve_target(target)
+        return Program(name=name, lower=fn, jit=jit), resolve_target(target)
     return None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jaxmem.analysis._compiled import CompiledProgram, compile_program
+from jaxmem.analysis._cures import asked_of
 from jaxmem.analysis._details import details
 from jaxmem.analysis._facts import memory_facts
 from jaxmem.analysis._jaxpr_flops import JaxprFlops
@@ -73,7 +74,18 @@ def build_report(program: Program, target: Target) -> MemoryReport:
     modelled = known(program.modelled_flops)
     recompute = _recomputed(made, modelled, facts.devices)
     shown, names = facts.memory, known(program.saved_names)
-    buffers = details(made, facts.peak_bytes, shown.generated_code_bytes, program.kind_of, names)
+    asked = asked_of(
+        target,
+        config=program.config,
+        function=program.name,
+        jit=program.jit,
+        parameters=program.parameters,
+        peak_bytes=facts.peak_bytes,
+        capacity_bytes=facts.capacity_bytes,
+        recomputes=bool(recompute or (modelled and modelled.recompute)),
+    )
+    jaxpr = known(program.jaxpr)
+    buffers = details(made, facts.peak_bytes, shown.generated_code_bytes, asked, program.kind_of, names, jaxpr)
     time = _time(made, target)
     undone = without_effect(recompute, modelled.recompute) if modelled and facts.devices == 1 else []
     wrong = [wrong_numbers(fault, places) for fault, places in made.miscompiled]
@@ -113,6 +125,7 @@ def build_report(program: Program, target: Target) -> MemoryReport:
         capacity_bytes=facts.capacity_bytes,
         findings=(*wrong, *buffers.pop("findings", ()), *undone),
         warnings=tuple(dict.fromkeys(messages)),
+        notes=tuple(dict.fromkeys(program.news)),
         **buffers,
     )
 

@@ -15,6 +15,7 @@ from jaxmem._blame import is_own_fault, reason, whole_tracebacks
 from jaxmem._shown import Shown, one_line
 from jaxmem._units import format_bytes
 from jaxmem.analysis._build import analyze_program
+from jaxmem.analysis._choice import Choice, choose
 from jaxmem.analysis._program import Program, as_program, known
 from jaxmem.analysis._progress import Progress, on_terminal
 from jaxmem.analysis._report import MemoryReport
@@ -53,14 +54,30 @@ class Comparison(Shown):
                 return row
         raise KeyError(name)
 
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """For each target which row to take: the fastest that fits, or the smallest where none does.
+
+        >>> import jax, jax.numpy as jnp
+        >>> x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+        >>> table = compare({"one": jnp.sin, "three": lambda x: x @ x @ x}, x, target="cpu")
+        >>> [(choice.name, choice.fits) for choice in table.choices]
+        [('one', 'yes')]
+        """
+        by_target: dict[str, list[MemoryReport]] = {}
+        for row in self.rows:
+            by_target.setdefault(row.target, []).append(row)
+        return tuple(map(choose, by_target.values()))
+
     def to_dict(self) -> dict[str, Any]:
-        """`{"rows": [...], "target": ..., "provenance": ..., "versions": {...}, "refused": {name: why}}`."""
+        """`{"rows": […], "target": …, "provenance": …, "versions": {…}, "refused": {name: why}, "choices": […]}`."""
         return {
             "rows": [row.to_dict(details=False) for row in self.rows],
             "target": self.target,
             "provenance": self.provenance,
             "versions": dict(self.versions),
             "refused": dict(self.refused),
+            "choices": [dataclasses.asdict(choice) for choice in self.choices],
         }
 
     def to_json(self) -> str:
@@ -158,8 +175,12 @@ def compare(
             tell(name, "done")
     rows = [_borne_out(row, rows) for row in rows]
     refused = tuple((name, reason(errors[name])) for name in variants if name in errors)
-    versions = (("jax", jax.__version__), ("jaxlib", jaxlib.version.__version__), ("python", platform.python_version()))
-    return Comparison(rows=tuple(rows), target=resolved.name, versions=versions, refused=refused)
+    return Comparison(rows=tuple(rows), target=resolved.name, versions=versions(), refused=refused)
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """(package, version) pairs of what compiles here."""
+    return (("jax", jax.__version__), ("jaxlib", jaxlib.version.__version__), ("python", platform.python_version()))
 
 
 def _borne_out(row: MemoryReport, rows: list[MemoryReport]) -> MemoryReport:

@@ -9,6 +9,7 @@ import jax
 
 from jaxmem._miscompilations import Miscompilation
 from jaxmem._shown import Brief
+from jaxmem.analysis._signature import Signature
 from jaxmem.analysis._sizes import MemoryBytes
 from jaxmem.analysis.assignment import Assignment, BufferDump
 from jaxmem.analysis.hlo._flops import HloFlops, hlo_flops
@@ -26,6 +27,7 @@ class CompiledProgram(Brief, identity=("platform", "how", "said")):
     Args:
       compiled: a `jax.stages.Compiled`; None where the compiler refused it for lack of memory.
       refusal: why; None where it compiled.
+      lowered: of a refused program, the `jax.stages.Lowered`.
       platform: of the compiler.
       text: the optimised, scheduled HLO; None where the backend keeps it to itself.
       module: the same, parsed; None where there is none, or none that can be read.
@@ -36,6 +38,7 @@ class CompiledProgram(Brief, identity=("platform", "how", "said")):
 
     compiled: Any = None
     refusal: DoesNotFitError | None = None
+    lowered: Any = None
     platform: str
     text: str | None = None
     module: Module | None = None
@@ -62,6 +65,12 @@ class CompiledProgram(Brief, identity=("platform", "how", "said")):
     def notes(self) -> tuple[str, ...]:
         """What could not be read, and what it does not show."""
         return (*self.how, *self._flops[1])
+
+    @functools.cached_property
+    def signature(self) -> Signature | None:
+        """Its arguments and outputs, leaf by leaf; None where they cannot be told from one another."""
+        stage = self.compiled if self.compiled is not None else self.lowered
+        return Signature.of(stage, self.module) if self.module is not None else None
 
     @functools.cached_property
     def miscompiled(self) -> list[tuple[Miscompilation, tuple[str, ...]]]:
@@ -105,7 +114,12 @@ def compile_program(lowered, target: Target, compiler_options: Mapping[str, Any]
             found = dump.refused()
             text, assignment = found if found else (None, None)
             return CompiledProgram(
-                refusal=error, platform=target.platform, text=text, module=_parsed(text), assignment=assignment
+                refusal=error,
+                lowered=lowered,
+                platform=target.platform,
+                text=text,
+                module=_parsed(text),
+                assignment=assignment,
             )
         made = read_compiled(compiled, target.platform, dump)
         return dataclasses.replace(made, how=(*notes, *made.how))

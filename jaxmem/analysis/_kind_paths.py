@@ -1,5 +1,6 @@
 """What the arguments of a program hold, by their paths."""
 
+import collections
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxmem.analysis._records import KINDS
+from jaxmem.analysis._state_types import recognise
 from jaxmem.errors import InputError
 
 # The field of an optax.MultiStepsState, wherever in the arguments such a state is.
@@ -17,10 +19,10 @@ _ACCUMULATORS = re.compile(r"\.acc_grads(?=[.\[]|$)")
 def kinds_by_path(
     kinds: Mapping[str, str] | Sequence[str] | None, fn: Callable | None = None
 ) -> Callable[[str], str] | None:
-    """A function from an argument's path to its kind: that of the longest given path which begins it.
+    """A function from an argument's path to its kind: that of the longest given path which begins it; "" without one.
 
     The `acc_grads` of an `optax.MultiStepsState`, or of `jaxmem.accumulate.multi_steps`, are accumulators by
-    themselves, within optimizer state or where nothing is declared.
+    themselves within optimizer state.
 
     Args:
       kinds: by path, or one for each positional argument of `fn`.
@@ -31,7 +33,7 @@ def kinds_by_path(
 
     >>> kind_of = kinds_by_path({"state": "state", "state.params": "parameters"})
     >>> kind_of("state.params['w']"), kind_of("state.step"), kind_of("x")
-    ('parameters', 'state', 'arguments')
+    ('parameters', 'state', '')
     """
     if kinds is None:
         return None
@@ -46,16 +48,18 @@ def kinds_by_path(
     paths = sorted(kinds, key=len, reverse=True)
 
     def kind_of(path: str) -> str:
-        given = next((p for p in paths if _begins(p, path)), "")
-        kind = kinds.get(given, "arguments")
+        given = next((p for p in paths if _begins(p, path)), None)
+        if given is None:
+            return ""
         inside = undeclared_kind(path[len(given) :])
+        kind = kinds[given]
         return inside if kind in ("arguments", "optimizer_state") and inside != "arguments" else kind
 
     return kind_of
 
 
 def undeclared_kind(path: str) -> str:
-    """The kind of an argument whose kind is not declared.
+    """The kind of an argument whose kind is neither declared nor told by a type.
 
     >>> undeclared_kind("state.acc_grads['w']"), undeclared_kind("state.mini_step")
     ('accumulators', 'arguments')
@@ -102,6 +106,28 @@ def check_kinds(kinds: Mapping[str, str] | Sequence[str] | None, fn: Callable, a
             got=f"{', '.join(map(repr, unknown))}, which is none of theirs",
             do=f"There are {shown}." if within else "There are no arguments.",
         )
+
+
+def shared_arrays(fn: Callable, args: Sequence[Any]) -> tuple[str, ...]:
+    """A warning where one array is two leaves of training state, which no call may donate twice; else nothing.
+
+    Args:
+      fn: names the arguments.
+      args: its arguments, arrays or shapes.
+    """
+    names, by_array = _argument_names(fn, len(args)), collections.defaultdict(list)
+    leaves = jax.tree_util.tree_leaves_with_path(tuple(args))
+    for (path, leaf), kind in zip(leaves, recognise(tuple(args)).kinds, strict=True):
+        if isinstance(leaf, jax.Array) and leaf.ndim and kind != "arguments":
+            by_array[id(leaf)].append(names[path[0].idx] + jax.tree_util.keystr(path[1:]))
+    shared = [paths for paths in by_array.values() if len(paths) > 1]
+    if not shared:
+        return ()
+    more = f", and {len(shared) - 1} more" if len(shared) > 1 else ""
+    return (
+        f"{' and '.join(shared[0])} are one array{more}: a call that donates it fails, since no buffer can be donated "
+        "twice. Begin with a copy, jax.tree.map(jnp.copy, ...).",
+    )
 
 
 def _begins(start: str, path: str) -> bool:

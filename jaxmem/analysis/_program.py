@@ -7,10 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
 from jaxmem._shown import Brief
 from jaxmem.analysis._compiled import CompiledProgram, read_compiled
 from jaxmem.analysis._jaxpr_flops import JaxprFlops, jaxpr_flops
+from jaxmem.analysis._kind_paths import shared_arrays
+from jaxmem.analysis._stages import jax_stage, jit_of, parameters_of
+from jaxmem.config import MemoryConfig
 from jaxmem.errors import InputError
 from jaxmem.targets import Target, in_mesh, mesh_of, on_target, place
 
@@ -30,12 +34,16 @@ class Program(Brief, identity=("name", "remat", "shards")):
       remat: name of the rematerialisation setting.
       saved_names: the names under which values are saved, by the line of source that makes them ("/path/gpt.py:59")
         and their number of elements.
-      kind_of: kind of an argument from its path ("state.params['w']"), one of `KINDS`.
+      kind_of: declared kind of an argument from its path ("state.params['w']"), one of `KINDS`; "" where none is.
+      config: of a step of jaxmem: what it costs without need is cured by its settings.
+      jit: what jits the function, "jax.jit" or "nnx.jit"; `parameters` names its parameters. Empty where it is unknown.
+      jaxpr: of the program, or a function that gives it.
       gradients: shapes of the gradients on one device, of a step that reduces them.
       shards: devices among which they are reduced.
       gradient_reduction: "once" or "each" micro-batch.
       settings: what it was made with, by name, for a diff of reports.
       notes: sentences for the report's warnings.
+      news: sentences for the report's notes: what was done, and is as it should be.
       made: what the target's compiler made of it, where that is known already: it is not compiled again.
       refuse_miscompiled: whether to raise where the compiler made it compute wrong numbers, instead of a finding.
     """
@@ -49,11 +57,16 @@ class Program(Brief, identity=("name", "remat", "shards")):
     remat: str = "none"
     saved_names: Mapping[tuple[str, int], str] | Callable[[], Mapping[tuple[str, int], str]] | None = None
     kind_of: Callable[[str], str] | None = None
+    config: MemoryConfig | None = None
+    jit: str = "jax.jit"
+    parameters: tuple[str, ...] = ()
+    jaxpr: ClosedJaxpr | Callable[[], ClosedJaxpr] | None = None
     gradients: tuple[tuple[int, ...], ...] = ()
     shards: int = 1
     gradient_reduction: str | None = None
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    news: tuple[str, ...] = ()
     made: CompiledProgram | None = None
     refuse_miscompiled: bool = False
 
@@ -62,17 +75,19 @@ class Program(Brief, identity=("name", "remat", "shards")):
         """The program of `jax.jit(f).trace(...)`, with its FLOPs counted from the jaxpr.
 
         Args:
-          traced: what was traced.
+          traced: what was traced; `flax.nnx` wraps its own round that of JAX.
           name: for the report.
           target: what it was traced for, where its mesh is not the one of the target asked for.
           **fields: of the program.
         """
+        own = jax_stage(traced)
 
         def lower() -> jax.stages.Lowered:
             with on_target(target) if target is not None else contextlib.nullcontext():
-                return traced.lower()
+                return own.lower()
 
-        return cls(name=name, lower=lower, modelled_flops=lambda: jaxpr_flops(traced.jaxpr), **fields)
+        fields = {"modelled_flops": lambda: jaxpr_flops(own.jaxpr), "jaxpr": lambda: own.jaxpr, **fields}
+        return cls(name=name, lower=lower, **fields)
 
     @classmethod
     def from_compiled(cls, compiled: Any, *, name: str, platform: str) -> "Program":
@@ -100,6 +115,7 @@ def as_program(variant, *args, name: str, target: Target) -> Program:
     Raises:
       InputError: for what is neither a function, a `Program`, nor a lowered or compiled program.
     """
+    variant = jax_stage(variant)
     if isinstance(variant, (Program, jax.stages.Lowered, jax.stages.Compiled)):
         if args:
             raise InputError(
@@ -159,7 +175,9 @@ def function_program(
     with on_target(placed.target) as scope, in_mesh(mesh_of(mixed=True, arguments=placed.args)):
         traced = jitted.trace(*placed.args)
     notes = (*notes, *placed.notes, *scope.notes)
-    return Program.from_traced(traced, target=placed.target, name=name, notes=notes)
+    notes = (*notes, *shared_arrays(fn, args))
+    known_of_it = {"notes": notes, "jit": jit_of(jitted), "parameters": parameters_of(fn)}
+    return Program.from_traced(traced, target=placed.target, name=name, **known_of_it)
 
 
 def _check_arguments(fn, args, name: str) -> None:

@@ -204,7 +204,10 @@ class Finding(Brief, identity=("kind", "size_bytes", "title")):
       size_bytes: bytes at stake; an estimate where `estimated`.
       title: one line.
       evidence: the buffers or leaves that it is seen in.
-      cure: what to do.
+      cure: what to do, in Python.
+      shell: the same round a command line, in which FILE stands for the user's file and its options; empty where
+        `cure` is for both.
+      configs: the `MemoryConfig`s that the cure names, as JSON, each with what the step has beside it.
     """
 
     kind: str
@@ -212,6 +215,8 @@ class Finding(Brief, identity=("kind", "size_bytes", "title")):
     title: str
     evidence: tuple[str, ...] = ()
     cure: str
+    shell: str = ""
+    configs: tuple[str, ...] = ()
     estimated: bool = False
 
 

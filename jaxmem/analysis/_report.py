@@ -138,6 +138,7 @@ class MemoryReport(Shown, identity=("name", "target", "peak_bytes", "fits", "pro
     donation_misses: tuple[DonationMiss, ...] = column("Donated leaves that no output could reuse.", default=())
     findings: tuple[Finding, ...] = column("What costs bytes without need, and the cure, largest first.", default=())
     warnings: tuple[str, ...] = column("Sentences on what these numbers do not show.", default=())
+    notes: tuple[str, ...] = column("Sentences on what was done, and is as it should be.", default=())
     # fmt: on
 
     @property

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,6 +55,10 @@ def analyze(
         str | None,
         typer.Option("--trace", metavar="OUT", help="Write the timeline as a Chrome trace, for ui.perfetto.dev."),
     ] = None,
+    cures: Annotated[
+        bool,
+        typer.Option("--cures", help="Also compile what the findings advise, each by itself: its bytes and its time."),
+    ] = False,
     debug: Debug = False,
 ):
     """Compile one training step and say what it needs, without running it."""
@@ -62,9 +67,11 @@ def analyze(
     outputs = Outputs({"--json": json_out, "--html": html_out, "--csv": csv_out, "--trace": trace_out})
     outputs.check(inputs=(file, config))
     start_jax()
+    from jaxmem.analysis._cures import in_shell
     from jaxmem.cli._load import load_workload
     from jaxmem.targets import resolve_target
     from jaxmem.train import analyze as analyze_workload
+    from jaxmem.train import try_cures
 
     resolve_target(target)  # an unknown name is said before the file runs
     chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
@@ -73,8 +80,16 @@ def analyze(
             workload = load_workload(file, target=target, settings=settings or ())
             stage("tracing and compiling")
             report = with_options(analyze_workload(workload, chosen, target=target), settings or ())
+            given = {"--config": config, "--accumulation-steps": accumulation_steps, "--precision": precision}
+            pairs = [*given.items(), ("--remat", remat), *(("--set", setting) for setting in settings or ())]
+            options = [(option, shlex.quote(str(value))) for option, value in pairs if value is not None]
+            tried = None
+            if cures:
+                told = lambda row, what: stage(f"{what} {row}")  # noqa: E731
+                tried = try_cures(workload, chosen, target=target, report=report, progress=told)
+            report = dataclasses.replace(report, findings=in_shell(report.findings, shlex.quote(file), options))
             stage("writing")
-        from jaxmem.report import buffers_csv, chrome_trace, html_report, render_report
+        from jaxmem.report import buffers_csv, chrome_trace, html_report, render_comparison, render_report
 
         results = {
             "--json": report.to_json,
@@ -83,6 +98,8 @@ def analyze(
             "--trace": lambda: json.dumps(chrome_trace(report)),
         }
         outputs.write(stdout, results)
-    outputs.show(render_report(report))
+    outputs.show(
+        render_report(report), *([] if tried is None else ["\nwhat the cures come to", render_comparison(tried)])
+    )
     if report.fits == "no":
         raise typer.Exit(DOES_NOT_FIT)

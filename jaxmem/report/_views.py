@@ -145,6 +145,7 @@ def comparison_view(rows: Sequence[MemoryReport]) -> dict[str, Any]:
         ],
         "columns": [(each.headings["page_row"], each.doc) for each in shown],
         "kinds": [(label(kind), style(kind)) for kind in kinds],
+        "choices": [(choice.target, str(choice)) for choice in Comparison(rows=tuple(rows), target="").choices],
     }
 
 

@@ -67,6 +67,7 @@ def render_comparison(comparison: Comparison) -> Group:
         _Columns(rows),
         *_verdicts(rows),
         *(Text(f"\n{name}: {why}") for name, why in comparison.refused),
+        *(Text(f"\n{choice}", style=f"bold {_FITS_STYLE[choice.fits]}") for choice in comparison.choices),
         *_notes(rows),
     )
 
@@ -140,7 +141,7 @@ def _findings(report: MemoryReport) -> list:
     for finding in report.findings[:_FINDINGS]:
         cure, cured = ("" if finding.cure == cured else f"\n→ {finding.cure}"), finding.cure
         about = "about " if finding.estimated else ""
-        size = Text(f"{about}{format_bytes(finding.size_bytes)}", style="yellow")
+        size = Text(f"{about}{format_bytes(finding.size_bytes)}" if finding.size_bytes else "", style="yellow")
         made.add_row(size, Text.assemble(finding.title, (cure, "dim")))
     more = len(report.findings) - _FINDINGS
     rest = [Text(f"and {more} more: --json or --html shows them", style="dim")] if more > 0 else []
@@ -163,11 +164,16 @@ def _notes(rows: Sequence[MemoryReport]) -> list:
     for row in rows:
         for warning in row.warnings:
             concerned.setdefault(warning, []).append(row.name)
+    good: dict[str, list[str]] = {}
+    for row in rows:
+        for note in row.notes:
+            good.setdefault(note, []).append(row.name)
     made = _grid("left")
-    for warning, names in concerned.items():
-        of = "" if len(names) == len(rows) else f"{', '.join(names)}: "
-        made.add_row(Text("!", style="yellow"), Text(of + warning))
-    return [legend, made] if concerned else [legend]
+    for mark, style, sentences in (("!", "yellow", concerned), ("·", "dim", good)):
+        for sentence, names in sentences.items():
+            of = "" if len(names) == len(rows) else f"{', '.join(names)}: "
+            made.add_row(Text(mark, style=style), Text(of + sentence))
+    return [legend, made] if concerned or good else [legend]
 
 
 def _grid(justify) -> Table:

@@ -56,16 +56,25 @@ def place(args: tuple[Any, ...], target: Target, *, in_shardings: Any = None) ->
     moved = [_move(leaf, sharding, mesh, target) for leaf, sharding in zip(leaves, wanted, strict=True)]
     notes: tuple[str, ...] = ()
     if target.device_count > 1 and moved and not any(_is_sharded(leaf) for leaf in moved):
-        notes = (
-            f"Arguments are replicated, since none of them names a sharding: each of the {target.device_count} devices "
-            f"of {target.name} holds all of them.",
-        )
+        notes = (unsharded(target),)
     if any(_pinned(sharding) and not _pinned(leaf.sharding) for leaf, sharding in zip(moved, wanted, strict=True)):
         notes += (
             f"Arguments pinned to the host are counted on the device: {target.name}'s compiler, without the device, "
             "has no host memory for arguments.",
         )
     return Placed(args=jax.tree.unflatten(tree, moved), target=target, notes=notes)
+
+
+def unsharded(target: Target) -> str:
+    """What it means that no argument names a sharding, and the line that shards the batch."""
+    axis = next(iter(dict(target.mesh_axes)), "data")
+    return (
+        f"Arguments are replicated, since none of them names a sharding: each of the {target.device_count} devices of "
+        f"{target.name} holds all of them and does the whole step. Shard the batch: batch = jax.tree.map(lambda x: "
+        "jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.NamedSharding(mesh, jax.P("
+        f"{axis!r}))), batch). The command line passes `mesh` to a FUNCTION that declares it, def workload(mesh); in "
+        f"Python it is jaxmem.targets.resolve_target({target.name!r}).mesh."
+    )
 
 
 def _check_devices(args: tuple[Any, ...], target: Target) -> None:

@@ -1,6 +1,7 @@
 """From a workload and a config to a jitted step, its state, and the loop."""
 
 from jaxmem.train._equivalent import Equivalence as Equivalence
+from jaxmem.train._cures import try_cures as try_cures
 from jaxmem.train._equivalent import assert_equivalent as assert_equivalent
 from jaxmem.train._leaves import LeafDifference as LeafDifference
 from jaxmem.train._loop import train_loop as train_loop
@@ -27,5 +28,6 @@ __all__ = [
     "compare",
     "make_train_step",
     "train_loop",
+    "try_cures",
     "verify",
 ]

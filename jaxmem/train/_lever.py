@@ -21,11 +21,13 @@ class Told:
     """What a lever says in a report.
 
     Args:
-      notes: sentences.
+      notes: sentences for the report's warnings.
+      news: sentences on what was done, and is as it should be.
       fields: of `analysis.Program`, by name.
     """
 
     notes: tuple[str, ...] = ()
+    news: tuple[str, ...] = ()
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

@@ -155,13 +155,14 @@ def _types(batch: Any) -> list[Any]:
 
 
 def _told(spec: StepSpec, target: Target) -> Told:
-    found, dtypes, notes = reduction(spec), spec.config.dtypes, []
+    found, dtypes, notes, news = reduction(spec), spec.config.dtypes, [], []
     if found.why:
-        notes.append(f"Gradients are reduced {_WHEN[found.kind]}: {found.why}.")
+        often = found.kind == "each" and spec.config.accumulation_steps > 1
+        (notes if often else news).append(f"Gradients are reduced {_WHEN[found.kind]}: {found.why}.")
     if spec.config.accumulation_steps > 1 and jnp.finfo(dtypes.accumulator).bits < 32:
         notes.append(_NARROW_SUMS.format(spec.config.accumulation_steps, dtypes.accumulator))
     fields = {"shards": found.shards, "gradient_reduction": found.kind if found.shards > 1 else None}
-    return Told(notes=tuple(notes), fields=fields)
+    return Told(notes=tuple(notes), news=tuple(news), fields=fields)
 
 
 LEVER = Lever(idle=_idle, around=_around, told=_told)

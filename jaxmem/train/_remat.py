@@ -69,14 +69,14 @@ def _around(spec: StepSpec, update: Update) -> Update:
 
 def _told(spec: StepSpec, target: Target) -> Told:
     policy, budget = spec.config.policy, spec.config.budget
-    notes = list(examine(spec).warnings)
+    notes, news = list(examine(spec).warnings), []
     if policy.offload and target.platform == "cpu":
         notes.append(_NOT_EVIDENCED)
     if policy == _FULL:
         with spec.entered():
             notes += _left(examine(spec))
     if spec.decision is not None and budget is not None:
-        notes.append(solution(spec).summary)
+        news.append(solution(spec).summary)
 
     def plain_residual_bytes() -> int | None:
         if examine(spec).inside:
@@ -91,7 +91,7 @@ def _told(spec: StepSpec, target: Target) -> Told:
         "plain_residual_bytes": None if budget is not None else plain_residual_bytes,
         "saved_names": lambda: _saved_names(examine(spec)),
     }
-    return Told(notes=tuple(notes), fields=fields)
+    return Told(notes=tuple(notes), news=tuple(news), fields=fields)
 
 
 def _left(found: remat.Examination) -> list[str]:
@@ -106,7 +106,7 @@ def _left(found: remat.Examination) -> list[str]:
     named = [f"{format_bytes(row.size_bytes)} {row.op} ({row.source or row.module or '-'})" for row in outside[:3]]
     return [
         f"full leaves {format_bytes(left)} of its {format_bytes(kept)} of residuals outside of blocks, the largest "
-        f"{', '.join(named)}: a budget (auto:6GiB, auto:0.25) may choose among these, too."
+        f"{', '.join(named)}: a budget of bytes may choose among these, too."
     ]
 
 

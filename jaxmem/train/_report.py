@@ -41,8 +41,10 @@ def program(spec: StepSpec, name: str, target: Target) -> Program:
             said = [lever.told(spec, traced.target) for lever in LEVERS]
     notes = [note for one in said for note in one.notes]
     notes += idle_settings(spec)
-    notes += [] if traced.added is None else [str(traced.added)]
-    notes += map(told, spec.faults_avoided(target.platform))
+    news = [line for one in said for line in one.news]
+    news += map(told, spec.faults_avoided(target.platform))
+    if traced.added is not None:
+        (notes if traced.added.by_value else news).append(str(traced.added))
     fields = {field: value for one in said for field, value in one.fields.items()}
     trainable, _ = partition(traced.arguments[0].params, spec.workload.trainable)
     return Program.from_traced(
@@ -52,7 +54,9 @@ def program(spec: StepSpec, name: str, target: Target) -> Program:
         compiler_options=spec.compiler_options(target.platform),
         refuse_miscompiled=True,
         kind_of=_KIND_OF,
+        config=spec.config,
         notes=(*notes, *traced.notes),
+        news=tuple(news),
         gradients=tuple(map(_local_shape, jax.tree.leaves(trainable))),
         settings=_settings(spec, traced.arguments[1], target),
         made=made,

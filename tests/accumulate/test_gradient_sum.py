@@ -400,7 +400,7 @@ def test_the_report_says_which_way_and_whose_the_bytes_are():
     work = Workload(loss, {"w": jnp.zeros((4, 64, 64))}, jax.ShapeDtypeStruct((8, 64), jnp.float32), optax.sgd(0.1))
     config = MemoryConfig(accumulation_steps=4)
     report = jaxmem.analyze(work, config, target="cpu")
-    assert "Gradients are added in place for 1 of 1 parameters." in report.warnings
+    assert "Gradients are added in place for 1 of 1 parameters." in report.notes
     kinds, size = dict(report.by_kind), 4 * 64 * 64 * 4
     assert kinds["accumulators"] >= size and kinds.get("gradients", 0) < size
     (finding,) = [finding for finding in report.findings if finding.kind == "accumulators"]

@@ -43,7 +43,7 @@ def test_an_offloading_step_is_compiled_right_and_told_how():
     workload = Workload(marked, PARAMS, ROWS, optax.sgd(0.1), compiler_options={"xla_disable_hlo_passes": "cse"})
     report = make_train_step(workload, MemoryConfig(remat=Policy(offload=("h",))), target="gpu-h100").report()
     assert report.host_temp_bytes and not [f for f in report.findings if f.kind == "miscompiled"]
-    told = any("xla_disable_hlo_passes=dynamic-slice-annotator" in warning for warning in report.warnings)
+    told = any("xla_disable_hlo_passes=dynamic-slice-annotator" in warning for warning in report.notes)
     assert told == bool(faults_met("gpu", offloads=True))
     make_train_step(workload, MemoryConfig(remat=Policy(offload=("h",))), target="gpu-h100").compile()
 

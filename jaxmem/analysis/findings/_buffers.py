@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
+from jaxmem._units import format_bytes
+from jaxmem.analysis._cures import MOST_SHARE, WHOLE_TILES, Asked, donate, draw_by_hardware, is_random, larger_share
+from jaxmem.analysis._donation import Undonated
 from jaxmem.analysis._records import Buffer, DonationMiss, Finding
 from jaxmem.analysis.findings._words import common, groups, names, within
+from jaxmem.analysis.hlo._module import Module
 
-_RANDOM = ("threefry", "random_bits", "_bernoulli", "_uniform", "random_wrap", "rng_bit_generator")
 _COMPARE = "One micro-batch with rematerialisation may need less than several without: compare both."
 _SAYS = {
     "within": (
@@ -38,6 +41,50 @@ def donation(misses: Iterable[DonationMiss]) -> list[Finding]:
     ]
 
 
+def undonated(kept: Sequence[Undonated], asked: Asked) -> list[Finding]:
+    """State that a program returns anew and does not donate: the old one stays beside it."""
+    if not kept:
+        return []
+    named = " and ".join(f"`{each.argument}`" for each in kept)
+    cure = donate(asked, kept)
+    return [
+        Finding(
+            kind="not_donated",
+            size_bytes=sum(each.size_bytes for each in kept),
+            estimated=True,  # gradients may lie in an output until it is written
+            title=f"{named} {'is' if len(kept) == 1 else 'are'} returned anew and not donated: old and new state lie "
+            "side by side",
+            evidence=tuple(
+                f"{each.argument}: {format_bytes(each.size_bytes)} of {', '.join(each.kinds).replace('_', ' ')}"
+                for each in kept
+            ),
+            cure=cure.python,
+            shell=cure.shell,
+        )
+    ]
+
+
+def small_share(asked: Asked) -> list[Finding]:
+    """A peak that would fit the GPU, if JAX were given more of it."""
+    chip = asked.target.chip if asked.target else None
+    if chip is None or chip.platform != "gpu" or not asked.missing_bytes or asked.capacity_bytes is None:
+        return []
+    gain = int(chip.hbm_bytes * MOST_SHARE) - asked.capacity_bytes
+    if gain < asked.missing_bytes:
+        return []
+    cure = larger_share(asked)
+    return [
+        Finding(
+            kind="small_share",
+            size_bytes=gain,
+            title=f"JAX is given {format_bytes(asked.capacity_bytes)} of the GPU's {format_bytes(chip.hbm_bytes)}: a "
+            "larger share would hold the peak",
+            cure=cure.python,
+            shell=cure.shell,
+        )
+    ]
+
+
 def padding(buffers: Sequence[Buffer]) -> list[Finding]:
     """Bytes that only fill the chip's tiles."""
     found = []
@@ -50,8 +97,7 @@ def padding(buffers: Sequence[Buffer]) -> list[Finding]:
                 size_bytes=sum(b.padding_bytes for b in group),
                 title=f"{shape}{within(layer)} is padded to the chip's tiles: {_share(group):.0%} of it holds nothing",
                 evidence=names(group),
-                cure="Make the two minor dimensions multiples of the tile (128 lanes; 8 rows of 32 bits, 16 of 16 "
-                "bits), or move a large axis last.",
+                cure=WHOLE_TILES,
             )
         )
     return found
@@ -61,11 +107,18 @@ def _share(buffers: Sequence[Buffer]) -> float:
     return sum(b.padding_bytes for b in buffers) / sum(b.size_bytes for b in buffers)
 
 
-def random_bits(activations: Sequence[Buffer]) -> list[Finding]:
+def draws(module: Module) -> bool:
+    """Whether a program draws random bits."""
+    every = (i for computation in module.computations.values() for i in computation.instructions.values())
+    return any(is_random(i.op_name) or i.opcode.startswith("rng") for i in every)
+
+
+def random_bits(activations: Sequence[Buffer], asked: Asked) -> list[Finding]:
     """Random bits, for dropout or the like."""
-    group = [b for b in activations if b.shape.startswith(("u32[", "u64[")) and any(r in b.op_name for r in _RANDOM)]
+    group = [b for b in activations if b.shape.startswith(("u32[", "u64[")) and is_random(b.op_name)]
     if not group:
         return []
+    cure = draw_by_hardware(asked)
     return [
         Finding(
             kind="random_bits",
@@ -73,8 +126,8 @@ def random_bits(activations: Sequence[Buffer]) -> list[Finding]:
             title=f"{len(group)} buffers of random bits, for dropout or the like"
             + within(common([b.layer for b in group])),
             evidence=names(group),
-            cure="Use the hardware's generator, jax.config.update('jax_default_prng_impl', 'rbg') (other numbers, as "
-            "random), or drop out a smaller array.",
+            cure=cure.python,
+            shell=cure.shell,
         )
     ]
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from jaxmem.analysis._cures import Asked, recompute
 from jaxmem.analysis._records import Buffer, Finding
 from jaxmem.analysis.attribution._origin import Origin
 from jaxmem.analysis.attribution._scopes import parse_scope
@@ -12,7 +13,11 @@ from jaxmem.analysis.hlo._types import parse_shape
 
 
 def kept_for_backward(
-    activations: Sequence[Buffer], origins: Mapping[str, Origin], module: Module, schedule: Sequence[str]
+    activations: Sequence[Buffer],
+    origins: Mapping[str, Origin],
+    module: Module,
+    schedule: Sequence[str],
+    asked: Asked,
 ) -> list[Finding]:
     """Values of the forward pass that wait for the backward pass: what rematerialisation is for."""
 
@@ -27,16 +32,19 @@ def kept_for_backward(
     kept = sorted((b for b in activations if waits(b)), key=lambda b: -b.size_bytes)
     if not kept:
         return []
+    size = sum(b.size_bytes for b in kept)
+    cure = recompute(asked, size)
     return [
         Finding(
             kind="residuals",
-            size_bytes=sum(b.size_bytes for b in kept),
+            size_bytes=size,
             estimated=True,
             title=f"{len(kept)} values of the forward pass wait for the backward pass"
             + within(common([b.layer for b in kept])),
             evidence=names(kept),
-            cure="Rematerialise: jaxmem compare FILE --remat none,full,dots,auto:0.25,auto:6GiB shows what policies "
-            "and budgets keep. More accumulation steps shrink them all.",
+            cure=cure.python,
+            shell=cure.shell,
+            configs=cure.configs,
         )
     ]
 

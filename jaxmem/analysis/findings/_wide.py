@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from jaxmem._units import format_bytes
+from jaxmem.analysis._cures import IN_SLICES, VOCABULARY, Asked, compile_elsewhere, compute_narrow
 from jaxmem.analysis._records import Buffer, Finding
 from jaxmem.analysis.attribution._origin import Origin
 from jaxmem.analysis.findings._words import groups, names, within
@@ -10,19 +11,22 @@ from jaxmem.analysis.hlo._module import Instruction, Module
 from jaxmem.analysis.hlo._types import parse_shape
 
 
-def wide(activations: Sequence[Buffer], module: Module) -> list[Finding]:
+def wide(activations: Sequence[Buffer], module: Module, asked: Asked) -> list[Finding]:
     """Wide floats: all of a program that computes in float32, or those of one that computes in 16 bits elsewhere."""
     floats = [b for b in activations if b.shape.startswith(("f32[", "f64["))]
     size = sum(b.size_bytes for b in floats)
     if size and not computes_in_16_bits(module):
+        cure = compute_narrow(asked)
         return [
             Finding(
                 kind="float32",
-                size_bytes=size // 2,
+                size_bytes=0 if asked.may_undo_recomputation else size // 2,
                 estimated=True,
                 title=f"{format_bytes(size)} of activations are computed in {floats[0].shape.split('[')[0]}",
                 evidence=names(sorted(floats, key=lambda b: -b.size_bytes)),
-                cure='Compute in 16 bits: MemoryConfig(precision="bfloat16") keeps float32 parameters beside it.',
+                cure=cure.python,
+                shell=cure.shell,
+                configs=cure.configs,
             )
         ]
     found = []
@@ -36,8 +40,9 @@ def wide(activations: Sequence[Buffer], module: Module) -> list[Finding]:
                 title=f"{format_bytes(size)} of {group[0].shape.split('[')[0]} from {op}{within(layer)}"
                 f"{f' ({source})' if source else ''} in a program that computes in 16 bits",
                 evidence=names(group),
-                cure="Compute it in the compute dtype, or have it recomputed (remat) so that it is never kept; "
-                "for logits, take the loss over slices of the sequence.",
+                cure=IN_SLICES
+                if parse_shape(group[0].layout)[-1:] >= (VOCABULARY,)
+                else "Compute it in the compute dtype, or have it recomputed (remat) so that it is never kept.",
             )
         )
     return found
@@ -65,6 +70,7 @@ def computed_wide(activations: Sequence[Buffer], origins: Mapping[str, Origin], 
     narrow = [b for b in activations if b.shape.startswith("f32[") and _was_narrow(origins.get(b.name), module, b)]
     if not narrow:
         return []
+    cure = compile_elsewhere()
     return [
         Finding(
             kind="not_evidenced",
@@ -72,7 +78,8 @@ def computed_wide(activations: Sequence[Buffer], origins: Mapping[str, Origin], 
             estimated=True,
             title=f"XLA:CPU keeps {len(narrow)} arrays of 16-bit floats in float32: a TPU or GPU does not",
             evidence=names(sorted(narrow, key=lambda b: -b.size_bytes)),
-            cure="Compile for the chip that will run it: --target tpu-v5e or gpu-h100.",
+            cure=cure.python,
+            shell=cure.shell,
         )
     ]
 

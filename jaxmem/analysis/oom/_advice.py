@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from jaxmem._units import format_bytes
+from jaxmem.analysis import _cures
 from jaxmem.analysis.oom._advice_memory import (
     fragmented,
     held_elsewhere,
@@ -17,12 +18,11 @@ from jaxmem.analysis.oom._advice_memory import (
 )
 from jaxmem.analysis.oom._buffers import CHUNKS
 from jaxmem.analysis.oom._records import OomAdvice, OomBuffer, OomExplanation
+from jaxmem.config import MemoryConfig
 
 _SHAPE = re.compile(r"^(\w{1,12})\[([\d,]{0,200})\]$")
-_VOCABULARY = 16_384  # a last dimension this large, in float32, is most likely one of logits
 _WORTH = 0.02  # share of the listed bytes below which advice is not worth a line
 _FEW = 0.1  # share of the bytes below which what may be activations cannot be the cause
-_MOST_STEPS = 64
 
 
 def advise(said: OomExplanation) -> tuple[OomAdvice, ...]:
@@ -48,8 +48,7 @@ def _logits(said: OomExplanation) -> Iterable[OomAdvice]:
         total = _sum(found)
         yield OomAdvice(
             title="compute the loss in chunks of the sequence",
-            how="Wrap the head and the loss of one chunk in jax.checkpoint and lax.scan over 8 chunks, so that only "
-            "one chunk of float32 logits exists at a time.",
+            how=_cures.IN_SLICES,
             saves_bytes=total - total // 8,
             because=f"float32 buffers as wide as a vocabulary: {_named(found)}",
         )
@@ -61,13 +60,13 @@ def _activations(said: OomExplanation) -> Iterable[OomAdvice]:
     if not found or total < _WORTH * _sum(said.buffers):
         return
     looped = [b for b in found if "while" in b.op_name]
-    many = looped or found
+    many, asked = looped or found, _asked(said)
+    saves = _sum(many) - max(b.size_bytes for b in many)  # the input of each block stays
     if len(many) > 1:
         yield OomAdvice(
             title="recompute the blocks' activations in the backward pass",
-            how="Mark the blocks with memory.block and set remat='full' (or 'dots_no_batch'); "
-            "`jaxmem compare` shows what each preset saves and costs.",
-            saves_bytes=_sum(many) - max(b.size_bytes for b in many),  # the input of each block stays
+            how=_cures.recompute(asked, saves).shell,
+            saves_bytes=saves,
             because=f"values of the differentiated pass{' stacked by a loop' if looped else ''}: {_named(many)}",
         )
     rows = _rows(found)
@@ -82,9 +81,9 @@ def _activations(said: OomExplanation) -> Iterable[OomAdvice]:
     wide = [b for b in found if b.shape.startswith("f32[")]
     if wide:
         yield OomAdvice(
-            title="compute in bfloat16",
-            how="Set precision='bfloat16'; parameters stay float32.",
-            saves_bytes=_sum(wide) // 2,
+            title=f"compute in {_cures.narrow_dtype(asked)}",
+            how=_cures.compute_narrow(asked).shell,
+            saves_bytes=None if asked.may_undo_recomputation else _sum(wide) // 2,
             because=f"float32 activations: {_named(wide)}",
         )
 
@@ -108,11 +107,7 @@ def _steps(said: OomExplanation, listed: int, rows: int | None) -> int | None:
     """
     missing = said.missing_bytes or 0
     temporaries = next((fact.size_bytes for fact in said.facts if fact.name == "temporaries"), 0)
-    whole = next((size for size in (listed, temporaries) if size > missing), None)
-    needed = _MOST_STEPS if whole is None else max(whole / (whole - missing), 2)
-    most = min(rows or _MOST_STEPS, _MOST_STEPS)
-    choices = [k for k in range(2, most + 1) if (rows % k == 0 if rows else k.bit_count() == 1)]
-    return next((k for k in choices if k >= needed), choices[-1] if choices else None)
+    return _cures.fitting_steps(missing, next((size for size in (listed, temporaries) if size > missing), 0), rows)
 
 
 def _padding(said: OomExplanation) -> Iterable[OomAdvice]:
@@ -121,7 +116,7 @@ def _padding(said: OomExplanation) -> Iterable[OomAdvice]:
     if wasted > _WORTH * _sum(said.buffers):
         yield OomAdvice(
             title="change the shapes that the TPU pads",
-            how="A TPU pads the last two dimensions to multiples of 8 and 128: put large ones last.",
+            how=_cures.WHOLE_TILES,
             saves_bytes=wasted,
             because=f"padding in {_named(found)}",
         )
@@ -135,8 +130,8 @@ def _arguments(said: OomExplanation) -> Iterable[OomAdvice]:
     outputs = facts.get("outputs")
     yield OomAdvice(
         title="donate what the step replaces, or shard it",
-        how="jax.jit(..., donate_argnums=...) lets new parameters and optimizer state take the place of the old ones; "
-        "jaxmem's train step donates its state. Sharding them over N devices divides the rest by N.",
+        how="jax.jit(step, donate_argnums=(0,)) lets a new state, as argument 0, take the place of the old; jaxmem's "
+        "train step donates its own. Sharding it over N devices divides the rest by N.",
         saves_bytes=min(argument.size_bytes, outputs.size_bytes) if outputs else None,
         because=f"arguments are {format_bytes(argument.size_bytes)} of {format_bytes(total.size_bytes)} "
         f"(line {argument.line})",
@@ -145,13 +140,32 @@ def _arguments(said: OomExplanation) -> Iterable[OomAdvice]:
 
 def _look(said: OomExplanation) -> OomAdvice:
     """What the bytes are is not told: how to see it, and what cuts activations; no saving is claimed."""
-    target, others = ("gpu-h100", "; `jaxmem targets` lists other GPUs") if said.backend == "gpu" else ("...", "")
+    asked = _asked(said)
+    target = "gpu-h100" if said.backend == "gpu" else "tpu-v5e"
+    analyze, compare = (
+        command.replace("--target T", f"--target {target}")
+        for command in (asked.command("analyze"), asked.command("compare", remat="none,full,dots"))
+    )
     return OomAdvice(
         title="see where the bytes go, and cut activations if it is them",
-        how=f"`jaxmem analyze FILE --target {target}` compiles the step without the device{others}. Then try "
-        "accumulation_steps=2 or more, remat='full' (or 'dots_no_batch') and precision='bfloat16'; `jaxmem compare` "
-        "shows the bytes of each before anything runs.",
+        how=f"{analyze} compiles the step without the device; `jaxmem targets` lists others. Then try "
+        f"MemoryConfig(accumulation_steps=2) or more and precision={_cures.narrow_dtype(asked)!r}; {compare} shows "
+        "bytes and time of each before anything runs.",
         because=_wanted(said) + f"the text does not say what the bytes are (line {said.line})",
+    )
+
+
+def _asked(said: OomExplanation) -> _cures.Asked:
+    """What was run, as far as the text says."""
+    return _cures.Asked(
+        target=None,
+        platform=said.backend,
+        config=MemoryConfig(),
+        peak_bytes=None if said.limit_bytes is None else said.limit_bytes + (said.missing_bytes or 0),
+        capacity_bytes=said.limit_bytes,
+        draws=any(_cures.is_random(b.op_name) for b in said.buffers),
+        recomputes=any("rematted_computation" in b.op_name for b in said.buffers),
+        rows=1,  # micro-batches have an advice of their own
     )
 
 
@@ -187,7 +201,7 @@ def _is_logits(buffer: OomBuffer) -> bool:
     if not match or match[1] != "f32" or buffer.allocation.lower().startswith("argument"):
         return False
     sizes = [int(size) for size in match[2].split(",") if size]
-    return len(sizes) >= 2 and sizes[-1] >= _VOCABULARY and "jvp" in buffer.op_name
+    return len(sizes) >= 2 and sizes[-1] >= _cures.VOCABULARY and "jvp" in buffer.op_name
 
 
 def _is_activation(buffer: OomBuffer) -> bool:

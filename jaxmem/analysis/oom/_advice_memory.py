@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 
 from jaxmem._units import format_bytes
+from jaxmem.analysis import _cures
 from jaxmem.analysis.oom._records import OomAdvice, OomExplanation
 
 _SMALL = 0.02  # share of the memory below which a request, or a program, cannot have filled it
 _SMALLEST = 2**32  # memory of an accelerator, where the text does not say
-_DEFAULT_SHARE, _MOST_SHARE = 0.75, 0.95  # of a GPU's memory, in JAX's pool
+_DEFAULT_SHARE = 0.75  # of a GPU's memory, in JAX's pool
 
 
 def fragmented(said: OomExplanation) -> Iterable[OomAdvice]:
@@ -77,15 +78,14 @@ def larger_share(said: OomExplanation) -> Iterable[OomAdvice]:
             )
     yield OomAdvice(
         title="give JAX a larger share of the GPU",
-        how="JAX takes 75 % of it by default; XLA_PYTHON_CLIENT_MEM_FRACTION=0.95, set before JAX starts, gives more. "
-        "See with nvidia-smi that no other process holds memory.",
+        how=f"JAX takes {_DEFAULT_SHARE:.0%} of it by default. {_cures.larger_share(_cures.Asked(target=None)).python}",
         because=because,
     )
 
 
 def most_gain(said: OomExplanation) -> int | None:
     """Bytes that a share of 95 % adds to a pool of the default size."""
-    return None if said.limit_bytes is None else int(said.limit_bytes * (_MOST_SHARE / _DEFAULT_SHARE - 1))
+    return None if said.limit_bytes is None else int(said.limit_bytes * (_cures.MOST_SHARE / _DEFAULT_SHARE - 1))
 
 
 def outside_the_pool(said: OomExplanation) -> Iterable[OomAdvice]:

@@ -82,7 +82,12 @@ def test_more_than_the_whole_pool_without_statistics_of_use():
 def test_a_bare_error_leads_to_jaxmem_first_and_claims_no_saving():
     said = explain_oom(ERROR.format("12.50GiB"))
     assert titles(said) == [LOOK, SHARE]
-    for words in ("jaxmem analyze FILE --target gpu-", "remat=", "accumulation_steps", "precision='bfloat16'"):
+    for words in (
+        "jaxmem analyze FILE --target gpu-",
+        "--remat none,full",
+        "accumulation_steps",
+        "precision='bfloat16'",
+    ):
         assert words in said.advice[0].how
     assert all(advice.saves_bytes is None for advice in said.advice)
 
