@@ -1,13 +1,15 @@
 """How a workload is trained: `MemoryConfig`, and the `memory` handle that a loss receives."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmem._suggest import meant
 from jaxmem.budget import PREFIX, Budget, is_auto, parse_budget
 from jaxmem.errors import ConfigError
 from jaxmem.loss_scale import DynamicLossScale, as_loss_scale
@@ -15,9 +17,39 @@ from jaxmem.policy import Policy, as_policy, shortest
 
 CONFIG_VERSION = 1
 FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_SHORT_DTYPES = {
+    **dict.fromkeys(("bf16", "brain", "mixed", "mixed_bfloat16"), "bfloat16"),
+    **dict.fromkeys(("fp16", "f16", "mixed_float16"), "float16"),
+    **dict.fromkeys(("fp32", "f32", "tf32", "full"), "float32"),
+    **dict.fromkeys(("fp64", "f64"), "float64"),
+}
 GRADIENT_REDUCTIONS = ("auto", "once", "each")
+_OTHER_FIELDS = {"dtype": "precision", "policy": "remat", "checkpoint": "remat", "micro_batches": "accumulation_steps"}
+
+Fields = TypeVar("Fields")
 
 
+def _refusing_unknown_fields(cls: type[Fields]) -> type[Fields]:
+    """A dataclass that names the field that was probably meant, where it has none of a name."""
+    init, known = cls.__init__, [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
+
+    @functools.wraps(init)
+    def checked(self, **fields):
+        unknown = sorted(set(fields) - set(known))
+        if unknown:
+            close = [near for name in unknown if (near := meant(name, known, aliases=_OTHER_FIELDS))]
+            raise ConfigError(
+                wanted=f"fields of {cls.__name__}: {', '.join(known)}",
+                got=", ".join(map(repr, unknown)),
+                do=f"Did you mean {' and '.join(close)}?" if close else "Remove or rename them.",
+            )
+        init(self, **fields)
+
+    cls.__init__ = checked
+    return cls
+
+
+@_refusing_unknown_fields
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Precision:
     """The dtypes of a training step.
@@ -64,6 +96,7 @@ class Precision:
         object.__setattr__(self, "loss_scale", as_loss_scale(self.loss_scale, self.compute))
 
 
+@_refusing_unknown_fields
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
     """How a step is made to fit; equal by value, hashable, with a JSON round trip.
@@ -245,7 +278,12 @@ def float_dtype_name(
     except TypeError:
         name = ""
     if name not in among:
-        raise ConfigError(wanted=f"{field} to be a floating dtype of {', '.join(among)}", got=repr(value), do=why)
+        close = meant(value, among, aliases=_SHORT_DTYPES) if not name else None
+        raise ConfigError(
+            wanted=f"{field} to be a floating dtype of {', '.join(among)}",
+            got=repr(value),
+            do=f"Did you mean {close}?" if close in among else why,
+        )
     return name
 
 
@@ -259,13 +297,6 @@ def step_count(value: Any, field: str) -> int:
 
 
 def _from_fields(cls, fields: dict):
-    unknown = sorted(set(fields) - {field.name for field in dataclasses.fields(cls)})
-    if unknown:
-        raise ConfigError(
-            wanted=f"fields of {cls.__name__}: {', '.join(f.name for f in dataclasses.fields(cls))}",
-            got=", ".join(map(repr, unknown)),
-            do="Remove or rename them.",
-        )
     if isinstance(fields.get("offload"), list):
         fields = {**fields, "offload": tuple(fields["offload"])}
     return cls(**fields)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from jaxmem._suggest import did_you_mean
+from jaxmem.budget import PREFIX, parse_budget
 from jaxmem.errors import ConfigError, UnknownPolicyError
 
 Fate = Literal["save", "offload", "recompute"]
@@ -231,6 +233,17 @@ PRESETS: dict[str, Policy] = {
     "save_qkv": Policy(save=_any(_QKV)),
 }
 
+# What `jax.checkpoint_policies` and others call them.
+_OTHER_NAMES = {
+    "everything_saveable": "none",
+    "off": "none",
+    "nothing_saveable": "full",
+    "checkpoint": "full",
+    "remat": "full",
+    "dots_saveable": "dots",
+    "dots_with_no_batch_dims_saveable": "dots_no_batch",
+}
+
 
 def preset(name: str) -> Policy:
     """The policy of a preset.
@@ -248,10 +261,20 @@ def preset(name: str) -> Policy:
         raise UnknownPolicyError(
             wanted=f"a remat preset ({', '.join(PRESETS)}) or a Policy",
             got=repr(name),
-            do="Choose one of these presets, pass jaxmem.Policy(save=(...)), or give a MemoryConfig a budget, "
-            'remat="auto:6GiB" or "auto:0.25".',
+            do=f"{did_you_mean(name, PRESETS, aliases={**_OTHER_NAMES, **_budget_in(name)})}Choose one of these presets, pass "
+            'jaxmem.Policy(save=(...)), or give a MemoryConfig a budget, remat="auto:6GiB" or "auto:0.25".',
         )
     return PRESETS[name]
+
+
+def _budget_in(name: Any) -> dict[str, str]:
+    """A budget without its "auto:", and what was probably meant by it."""
+    if not isinstance(name, str) or not (text := name.strip())[:1].isdigit():
+        return {}
+    try:
+        return {text.lower(): f"{PREFIX}{parse_budget(text)}"}
+    except ConfigError:
+        return {}
 
 
 def as_policy(remat: str | Policy) -> Policy:

@@ -1,11 +1,11 @@
 """The keywords of the user's function: --target and the options of --set, as far as it declares them."""
 
 import ast
-import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxmem._suggest import did_you_mean
 from jaxmem.errors import FileLoadError
 
 # Keywords that the command line fills in by itself.
@@ -89,12 +89,11 @@ def _declared(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
 
 
 def _undeclared(name: str, options: dict[str, inspect.Parameter], where: str) -> FileLoadError:
-    close = difflib.get_close_matches(name, options, n=1)
     listed = ", ".join(n if p.default is inspect.Parameter.empty else f"{n}={p.default!r}" for n, p in options.items())
     return FileLoadError(
         wanted=f"an option that {where} declares ({listed or 'it declares none'})",
         got=f"--set {name}=…",
-        do=f"Did you mean {close[0]}?" if close else "Use one of those, or add the parameter to the function.",
+        do=did_you_mean(name, options).strip() or "Use one of those, or add the parameter to the function.",
     )
 
 
