@@ -258,11 +258,12 @@ def preset(name: str) -> Policy:
     'save'
     """
     if not isinstance(name, str) or name not in PRESETS:
+        close = did_you_mean(name, PRESETS, aliases={**_OTHER_NAMES, **_budget_in(name)})
         raise UnknownPolicyError(
             wanted=f"a remat preset ({', '.join(PRESETS)}) or a Policy",
             got=repr(name),
-            do=f"{did_you_mean(name, PRESETS, aliases={**_OTHER_NAMES, **_budget_in(name)})}Choose one of these presets, pass "
-            'jaxmem.Policy(save=(...)), or give a MemoryConfig a budget, remat="auto:6GiB" or "auto:0.25".',
+            do=f"{close}Choose one of these presets, pass jaxmem.Policy(save=(...)), or give a "
+            'MemoryConfig a budget, remat="auto:6GiB" or "auto:0.25".',
         )
     return PRESETS[name]
 

@@ -6,7 +6,7 @@ import functools
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jaxlib.version
@@ -33,6 +33,8 @@ class Comparison:
       versions: (package, version) pairs.
       refused: (name, why) of variants that cannot be had: a budget that no choice stays within, names that nothing
         offers, what JAX or the target's compiler refuses.
+      without_effect: names of those refused for a remat setting that changes nothing, which is a mistake in the
+        setting or in the marks of the model.
     """
 
     rows: tuple[MemoryReport, ...]
@@ -40,6 +42,7 @@ class Comparison:
     provenance: str = "compiled"
     versions: tuple[tuple[str, str], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
+    without_effect: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> MemoryReport:
         for row in self.rows:
@@ -83,7 +86,9 @@ def join_comparisons(comparisons: Sequence[Comparison], *, name_targets: bool = 
         rows = [dataclasses.replace(row, name=f"{row.name} on {row.target}") for row in rows]
     targets = ",".join(comparison.target for comparison in comparisons)
     refused = tuple((f"{name} on {c.target}", why) for c in comparisons for name, why in c.refused)
-    return dataclasses.replace(comparisons[0], rows=tuple(rows), target=targets, refused=refused)
+    idle = tuple(f"{name} on {c.target}" for c in comparisons for name in c.without_effect)
+    joined = dataclasses.replace(comparisons[0], rows=tuple(rows), target=targets)
+    return dataclasses.replace(joined, refused=refused, without_effect=idle)
 
 
 def compare(
@@ -92,6 +97,7 @@ def compare(
     target: str | Target | None = None,
     progress: Progress | None = None,
     make: Callable[..., Program] = as_program,
+    without_effect: Literal["raise", "refuse"] = "raise",
 ) -> Comparison:
     """Compiles each variant for one target and puts the reports side by side.
 
@@ -104,9 +110,11 @@ def compare(
       target: "local" (None), "cpu" or a `Target`.
       progress: called with a variant's name and "tracing", "compiling" or "done"; without it a terminal shows a line.
       make: `make(variant, *args, name=, target=)` makes the program of a variant.
+      without_effect: what becomes of a remat setting that leaves the residuals unchanged: "raise" stops before the
+        first compile, "refuse" makes it one of `refused`, also named by `without_effect`.
 
     Raises:
-      RematWithoutEffect: a remat setting that leaves the residuals unchanged.
+      RematWithoutEffect: a remat setting that leaves the residuals unchanged, unless it is to be `refused`.
       InputError: no variants. Whatever the first of them raises, such as BudgetInfeasible, where all are refused;
         where some are not, the others are `refused`.
 
@@ -132,7 +140,7 @@ def compare(
         try:
             return make()
         except Exception as error:
-            if isinstance(error, RematWithoutEffect) or is_own_fault(error):
+            if is_own_fault(error) or (without_effect == "raise" and isinstance(error, RematWithoutEffect)):
                 raise
             errors[name] = error
             if len(errors) == len(variants):
@@ -140,17 +148,18 @@ def compare(
             return None
 
     def traced(name: str) -> Program:
-        return make(variants[name], *args, name=name, target=resolved).resolved()
+        program = make(variants[name], *args, name=name, target=resolved).resolved()
+        check_remat_effect(program)
+        return program
 
     rows = []
-    shown = on_terminal(len(variants)) if progress is None else contextlib.nullcontext(progress)
+    shown = on_terminal(tuple(variants)) if progress is None else contextlib.nullcontext(progress)
     with whole_tracebacks(), shown as tell:
         prepared = {}
         for name in variants:
             tell(name, "tracing")
             program = unless_refused(name, functools.partial(traced, name))
             if program is not None:
-                check_remat_effect(program)
                 prepared[name] = program
         for name, program in prepared.items():
             tell(name, "compiling")
@@ -159,8 +168,9 @@ def compare(
             tell(name, "done")
     rows = [_borne_out(row, rows) for row in rows]
     refused = tuple((name, reason(errors[name])) for name in variants if name in errors)
+    idle = tuple(name for name, error in errors.items() if isinstance(error, RematWithoutEffect))
     versions = (("jax", jax.__version__), ("jaxlib", jaxlib.version.__version__), ("python", platform.python_version()))
-    return Comparison(rows=tuple(rows), target=resolved.name, versions=versions, refused=refused)
+    return Comparison(rows=tuple(rows), target=resolved.name, versions=versions, refused=refused, without_effect=idle)
 
 
 def _borne_out(row: MemoryReport, rows: list[MemoryReport]) -> MemoryReport:

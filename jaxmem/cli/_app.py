@@ -1,7 +1,5 @@
 """The typer application, and the one place where exceptions become exit codes."""
 
-import contextlib
-import os
 import select
 import sys
 import traceback
@@ -11,7 +9,8 @@ import typer
 
 from jaxmem._blame import users_frame
 from jaxmem.cli import _environment
-from jaxmem.cli._errors import INTERRUPTED, explain
+from jaxmem.cli._errors import DONE, INTERRUPTED, explain
+from jaxmem.cli._output import discard
 from jaxmem.cli.analyze import analyze
 from jaxmem.cli.compare import compare
 from jaxmem.cli.diff import diff
@@ -65,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
             error = error.__context__  # click and rich exit where a pipe breaks
         if isinstance(error, BrokenPipeError) and _is_of_stdout(error):  # its reader (`| head`) has seen enough
-            _discard_stdout()
-            return 1
+            discard(sys.stdout)
+            return DONE
         problem = explain(error)
         if "--debug" in arguments:
             traceback.print_exception(error)
@@ -88,9 +87,3 @@ def _is_of_stdout(error: BrokenPipeError) -> bool:
         return any(event & select.POLLERR for _, event in poll.poll(0))
     except (AttributeError, OSError, ValueError):  # no poll on this system, or no descriptor
         return True
-
-
-def _discard_stdout():
-    """Points stdout at the null device, so that the interpreter's last flush does not complain."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

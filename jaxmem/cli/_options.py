@@ -30,7 +30,12 @@ Target = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="An option of FUNCTION; repeatable.", show_default=False),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="An option of FUNCTION. For several repeat --set, or separate them by commas: seq=512,layers=4.",
+        show_default=False,
+    ),
 ]
 ConfigFile = Annotated[
     str | None,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from jaxmem._status import stages
 from jaxmem.cli._errors import DOES_NOT_FIT
 from jaxmem.cli._options import (
     AccumulationSteps,
@@ -20,7 +21,6 @@ from jaxmem.cli._options import (
     build_config,
 )
 from jaxmem.cli._output import Outputs, clean_stdout
-from jaxmem.cli._status import stages
 
 
 def analyze(

@@ -1,5 +1,6 @@
 """`jaxmem residuals`: what the forward pass keeps for the backward pass, value by value."""
 
+from jaxmem._status import stages
 from jaxmem.cli._options import (
     AccumulationSteps,
     ConfigFile,
@@ -12,7 +13,6 @@ from jaxmem.cli._options import (
     build_config,
 )
 from jaxmem.cli._output import Outputs, clean_stdout
-from jaxmem.cli._status import stages
 
 
 def residuals(
@@ -41,7 +41,7 @@ def residuals(
             stage("tracing")
             table = step.residuals()
         outputs.write(stdout, {"--json": table.to_json})
-    if not outputs.to_stdout:
-        print(table)
-        for warning in step.examine().warnings:
-            print(f"! {warning}")
+    from rich.text import Text
+
+    lines = [Text(str(table), no_wrap=True, overflow="ignore")]  # its columns are aligned already
+    outputs.show(*lines, *(Text(f"! {warning}") for warning in step.examine().warnings))

@@ -8,6 +8,7 @@ from jaxmem.train._step import TrainStep as TrainStep
 from jaxmem.train._step import make_train_step as make_train_step
 from jaxmem.train._variants import analyze as analyze
 from jaxmem.train._variants import compare as compare
+from jaxmem.train._variants import target_for as target_for
 from jaxmem.train._verification import Check as Check
 from jaxmem.train._verification import Verification as Verification
 from jaxmem.train._verify import Verifier as Verifier
@@ -24,6 +25,7 @@ __all__ = [
     "assert_equivalent",
     "compare",
     "make_train_step",
+    "target_for",
     "train_loop",
     "verify",
 ]

@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from jaxmem import analysis
 from jaxmem.analysis import Comparison, MemoryReport, as_program, refuse_arguments
 from jaxmem.analysis._progress import Progress
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import InputError, WorkloadError
-from jaxmem.targets import Target
+from jaxmem.targets import Target, mesh_of, resolve_target, target_at_hand
 from jaxmem.train._budget import spend
 from jaxmem.train._report import program, report
 from jaxmem.train._spec import StepSpec
@@ -74,6 +74,7 @@ def compare(
     *args: Any,
     target: str | Target | None = None,
     progress: Progress | None = None,
+    without_effect: Literal["raise", "refuse"] = "raise",
 ) -> Comparison:
     """Compiles each variant for one target and puts the reports side by side.
 
@@ -83,11 +84,13 @@ def compare(
       variants: name → `MemoryConfig`, with a `Workload` as the only one of `args`; a `TrainStep`; or what
         `jaxmem.analysis.compare` takes: functions of `args`, lowered or compiled programs.
       *args: what all variants are given.
-      target: "local" (None), "cpu", the name of a chip, or a `Target`.
+      target: "local", "cpu", the name of a chip, or a `Target`. None is "local"; for configs, `target_for(workload)`.
       progress: called with a variant's name and "tracing", "compiling" or "done"; without it a terminal shows a line.
+      without_effect: "raise" stops at a remat setting that leaves the residuals unchanged, before the first compile;
+        "refuse" leaves it out of the rows, and says so in `refused`.
 
     Raises:
-      RematWithoutEffect: a remat setting that leaves the residuals unchanged.
+      RematWithoutEffect: a remat setting that leaves the residuals unchanged, unless it is to be `refused`.
       InputError: no variants. Whatever the first of them raises, such as BudgetInfeasible, where all are refused;
         where some are not, the others are `refused`.
 
@@ -119,4 +122,18 @@ def compare(
             spec = spend(dataclasses.replace(spec, config=variant, plain=spec), target)
         return program(spec, name, target)
 
-    return analysis.compare(variants, *args, target=target, progress=progress, make=make)
+    configs = isinstance(variants, Mapping) and all(isinstance(each, MemoryConfig) for each in variants.values())
+    if target is None and configs and len(args) == 1 and isinstance(args[0], Workload):
+        target = target_for(args[0])
+    return analysis.compare(variants, *args, target=target, progress=progress, make=make, without_effect=without_effect)
+
+
+def target_for(workload: Workload, *, runs: bool = False) -> Target:
+    """The target of a comparison that names none: `targets.target_at_hand`, which shows what remat saves.
+
+    A workload that lies on several devices of this machine stays there: "local".
+    """
+    mesh = mesh_of(mixed=True, params=workload.params, batch=workload.batch)
+    if mesh is not None and mesh.size > 1:
+        return resolve_target("local")
+    return target_at_hand(runs=runs)
