@@ -1,7 +1,14 @@
 """What was probably meant by a name that does not exist."""
 
+import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+from jaxmem.errors import UnknownFieldError
+
+Fields = TypeVar("Fields")
 
 
 def meant(name: object, known: Iterable[str], *, aliases: Mapping[str, str] | None = None) -> str | None:
@@ -33,3 +40,45 @@ def did_you_mean(name: object, known: Iterable[str], *, aliases: Mapping[str, st
     """
     found = meant(name, known, aliases=aliases)
     return f"Did you mean {found}? " if found else ""
+
+
+def named_fields(aliases: Mapping[str, str] | None = None) -> Callable[[type[Fields]], type[Fields]]:
+    """Decorates a keyword-only dataclass: it refuses what it has no field for, and says which one was probably meant.
+
+    Args:
+      aliases: as of `meant`.
+
+    >>> @named_fields()
+    ... @dataclasses.dataclass(kw_only=True)
+    ... class Cake:
+    ...     eggs: int = 2
+    >>> Cake(egs=3)
+    Traceback (most recent call last):
+    jaxmem.errors.UnknownFieldError: Wanted fields of Cake: eggs; got 'egs'. Did you mean eggs?
+    """
+
+    def decorate(cls: type[Fields]) -> type[Fields]:
+        init, known = cls.__init__, [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
+
+        @functools.wraps(init)
+        def checked(self, *args, **fields):
+            if args:
+                raise UnknownFieldError(
+                    wanted=f"fields of {cls.__name__} by their names: {', '.join(known)}",
+                    got=", ".join(map(repr, args))[:200],
+                    do=f"Write {cls.__name__}({known[0]}=...).",
+                )
+            unknown = sorted(set(fields) - set(known))
+            if unknown:
+                close = [near for name in unknown if (near := meant(name, known, aliases=aliases))]
+                raise UnknownFieldError(
+                    wanted=f"fields of {cls.__name__}: {', '.join(known)}",
+                    got=", ".join(map(repr, unknown)),
+                    do=f"Did you mean {' and '.join(close)}?" if close else "Remove or rename them.",
+                )
+            init(self, **fields)
+
+        cls.__init__ = checked
+        return cls
+
+    return decorate

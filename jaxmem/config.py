@@ -1,15 +1,14 @@
 """How a workload is trained: `MemoryConfig`, and the `memory` handle that a loss receives."""
 
 import dataclasses
-import functools
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmem._suggest import meant
+from jaxmem._suggest import meant, named_fields
 from jaxmem.budget import PREFIX, Budget, is_auto, parse_budget
 from jaxmem.errors import ConfigError
 from jaxmem.loss_scale import DynamicLossScale, as_loss_scale
@@ -26,30 +25,8 @@ _SHORT_DTYPES = {
 GRADIENT_REDUCTIONS = ("auto", "once", "each")
 _OTHER_FIELDS = {"dtype": "precision", "policy": "remat", "checkpoint": "remat", "micro_batches": "accumulation_steps"}
 
-Fields = TypeVar("Fields")
 
-
-def _refusing_unknown_fields(cls: type[Fields]) -> type[Fields]:
-    """A dataclass that names the field that was probably meant, where it has none of a name."""
-    init, known = cls.__init__, [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
-
-    @functools.wraps(init)
-    def checked(self, **fields):
-        unknown = sorted(set(fields) - set(known))
-        if unknown:
-            close = [near for name in unknown if (near := meant(name, known, aliases=_OTHER_FIELDS))]
-            raise ConfigError(
-                wanted=f"fields of {cls.__name__}: {', '.join(known)}",
-                got=", ".join(map(repr, unknown)),
-                do=f"Did you mean {' and '.join(close)}?" if close else "Remove or rename them.",
-            )
-        init(self, **fields)
-
-    cls.__init__ = checked
-    return cls
-
-
-@_refusing_unknown_fields
+@named_fields(_OTHER_FIELDS)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Precision:
     """The dtypes of a training step.
@@ -96,7 +73,7 @@ class Precision:
         object.__setattr__(self, "loss_scale", as_loss_scale(self.loss_scale, self.compute))
 
 
-@_refusing_unknown_fields
+@named_fields(_OTHER_FIELDS)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
     """How a step is made to fit; equal by value, hashable, with a JSON round trip.

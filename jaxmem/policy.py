@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from jaxmem._suggest import did_you_mean
+from jaxmem._suggest import did_you_mean, named_fields
 from jaxmem.budget import PREFIX, parse_budget
 from jaxmem.errors import ConfigError, UnknownPolicyError
 
@@ -17,6 +17,7 @@ REGEX = "re:"  # a pattern with this prefix is a regular expression for the whol
 _DOTS = ("none", "no_batch", "all")  # each keeps what the one before it keeps
 
 
+@named_fields()
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
     """Which values a block saves for its backward pass; equal by value, hashable, with a JSON round trip.
@@ -122,8 +123,8 @@ class Policy:
     @classmethod
     def from_fields(cls, fields: Any) -> "Policy":
         """The policy with the fields of a JSON object; ConfigError for an unknown field."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        if not isinstance(fields, dict) or set(fields) - set(known):
+        if not isinstance(fields, dict):
+            known = [field.name for field in dataclasses.fields(cls)]
             raise ConfigError(
                 wanted=f"a JSON object with fields of Policy: {', '.join(known)}",
                 got=repr(fields)[:200],
@@ -235,6 +236,7 @@ PRESETS: dict[str, Policy] = {
 
 # What `jax.checkpoint_policies` and others call them.
 _OTHER_NAMES = {
+    "auto": "auto:6GiB or auto:0.25",
     "everything_saveable": "none",
     "off": "none",
     "nothing_saveable": "full",

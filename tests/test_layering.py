@@ -23,6 +23,7 @@ BASE = frozenset(
         "loss_scale",
         "policy",
         "_blame",
+        "_cell",
         "_compat",
         "_display",
         "_flax",

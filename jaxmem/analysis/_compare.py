@@ -129,8 +129,9 @@ def compare(
     if not isinstance(variants, Mapping) or not variants or not all(isinstance(name, str) for name in variants):
         raise InputError(
             wanted="a mapping from names to at least one variant",
-            got=f"{type(variants).__name__} {variants!r}"[:200],
-            do="Pass for example {'none': loss, 'full': jax.checkpoint(loss)}.",
+            got=f"a {type(variants).__name__}",
+            do="Pass for example {'none': loss, 'full': jax.checkpoint(loss)} and the arguments of loss; with "
+            "jaxmem.compare also {'none': MemoryConfig(), 'full': MemoryConfig(remat='full')} and a Workload.",
         )
     resolved = resolve_target(target)
     errors: dict[str, Exception] = {}

@@ -1,13 +1,15 @@
 """The typer application, and the one place where exceptions become exit codes."""
 
+import contextlib
 import select
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 
 import typer
 
-from jaxmem._blame import users_frame
+from jaxmem._blame import paragraph, users_frame
 from jaxmem.cli import _environment
 from jaxmem.cli._errors import DONE, INTERRUPTED, explain
 from jaxmem.cli._output import discard
@@ -19,6 +21,7 @@ from jaxmem.cli.explain_oom import explain_oom
 from jaxmem.cli.residuals import residuals
 from jaxmem.cli.targets import targets
 from jaxmem.cli.train import train
+from jaxmem.errors import RematWarning, SettingWarning
 
 # `add_completion=False`: its options crowd the help of a tool with a handful of verbs.
 app = typer.Typer(
@@ -58,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _environment.apply_defaults()
     try:
         # standalone_mode=False: errors come here as exceptions, so that all of them look alike.
-        code = app(arguments, prog_name="jaxmem", standalone_mode=False)
+        with _warnings_as_lines():
+            code = app(arguments, prog_name="jaxmem", standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
@@ -75,6 +79,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         print("jaxmem: stopped by Ctrl-C", file=sys.stderr)
     return int(code or 0)
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Warnings of jaxmem look like its errors; those of others stay what they are."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message, category, *where, **more):
+            if issubclass(category, (RematWarning, SettingWarning)):
+                print(f"jaxmem: warning: {paragraph(str(message))}", file=sys.stderr)
+            else:
+                others(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def _is_of_stdout(error: BrokenPipeError) -> bool:

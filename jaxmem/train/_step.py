@@ -1,12 +1,12 @@
 """`make_train_step`: a workload and a config become one jitted, donated optimizer step."""
 
-import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxmem import remat
+from jaxmem._blame import warn
 from jaxmem.analysis import MemoryReport
 from jaxmem.budget import parse_budget
 from jaxmem.config import MemoryConfig
@@ -64,9 +64,11 @@ def make_train_step(
     (1.0, 0.8)
     """
     spec = StepSpec.of(workload, config_or_plan, mesh)
+    if target is not None:
+        resolve_target(target)  # an unknown name is said here, and not when the step is first compiled for it
     step = TrainStep(spend(spec, target), target)
     for message in idle_settings(spec):
-        warnings.warn(message, SettingWarning, stacklevel=2)
+        warn(message, SettingWarning)
     return step
 
 

@@ -8,7 +8,8 @@ from jaxmem import analysis
 from jaxmem.analysis import Comparison, MemoryReport, as_program, refuse_arguments
 from jaxmem.analysis._progress import Progress
 from jaxmem.config import MemoryConfig
-from jaxmem.errors import InputError, WorkloadError
+from jaxmem.errors import ConfigError, InputError, WorkloadError
+from jaxmem.policy import Policy
 from jaxmem.targets import Target, mesh_of, resolve_target, target_at_hand
 from jaxmem.train._budget import spend
 from jaxmem.train._report import program, report
@@ -106,6 +107,12 @@ def compare(
     def make(variant: Any, *args: Any, name: str, target: Target) -> Any:
         if isinstance(variant, TrainStep):
             return program(variant.spec, name, target)
+        if isinstance(variant, (str, Policy)) and any(isinstance(arg, Workload) for arg in args):
+            raise ConfigError(
+                wanted=f"a MemoryConfig named {name!r} beside a Workload",
+                got=repr(variant),
+                do=f"Write {{{name!r}: MemoryConfig(remat={variant!r})}}.",
+            )
         if not isinstance(variant, MemoryConfig):
             return as_program(variant, *args, name=name, target=target)
         if len(args) != 1 or not isinstance(args[0], Workload):
