@@ -11,6 +11,7 @@ import typer
 
 from jaxmem._blame import paragraph, users_frame
 from jaxmem.cli import _environment
+from jaxmem.cli._completion import whole_words
 from jaxmem.cli._errors import DONE, INTERRUPTED, explain
 from jaxmem.cli._output import discard
 from jaxmem.cli.analyze import analyze
@@ -21,15 +22,13 @@ from jaxmem.cli.explain_oom import explain_oom
 from jaxmem.cli.residuals import residuals
 from jaxmem.cli.targets import targets
 from jaxmem.cli.train import train
-from jaxmem.errors import RematWarning, SettingWarning
+from jaxmem.errors import InputError, RematWarning, SettingWarning
 
-# `add_completion=False`: its options crowd the help of a tool with a handful of verbs.
 app = typer.Typer(
     name="jaxmem",
     help="Does my training step fit, what is the cheapest way to make it fit, and can I trust the answer?",
     epilog="Exit codes: 0 done · 1 does not fit · 2 bad input · 3 a fault of jaxmem itself · 130 stopped by Ctrl-C.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -61,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _environment.apply_defaults()
     try:
         # standalone_mode=False: errors come here as exceptions, so that all of them look alike.
-        with _warnings_as_lines():
+        refuse_repeated(arguments)
+        with _warnings_as_lines(), whole_words():
             code = app(arguments, prog_name="jaxmem", standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt, SystemExit) as error:
@@ -70,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and _is_of_stdout(error):  # its reader (`| head`) has seen enough
             discard(sys.stdout)
             return DONE
+        if isinstance(error, SystemExit) and not error.code and users_frame(error) is None:
+            return DONE  # of typer, whose completion exits
         problem = explain(error)
         if "--debug" in arguments:
             traceback.print_exception(error)
@@ -95,6 +97,22 @@ def _warnings_as_lines() -> Iterator[None]:
 
         warnings.showwarning = show
         yield
+
+
+def refuse_repeated(arguments: Sequence[str]) -> None:
+    """InputError for an option that is given twice: typer would take the last one without a word.
+
+    >>> refuse_repeated(["compare", "gpt.py", "--set", "seq=8", "--set", "layers=2", "--target", "cpu"])
+    """
+    given = [word.partition("=")[0] for word in arguments if word.startswith("--") and len(word) > 2]
+    for option in sorted(set(given) - {"--set"}):
+        if given.count(option) > 1:
+            lists = arguments[0] == "compare" and option in ("--target", "--remat")
+            raise InputError(
+                wanted=f"{option} once",
+                got=f"it {given.count(option)} times",
+                do="Separate its values by commas." if lists else "Keep one of them. Only --set may be repeated.",
+            )
 
 
 def _is_of_stdout(error: BrokenPipeError) -> bool:

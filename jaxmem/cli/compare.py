@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jaxmem._status import counted, stages
+from jaxmem.cli._completion import complete_remat, complete_target
 from jaxmem.cli._errors import BAD_INPUT, DOES_NOT_FIT, INTERNAL, explain
 from jaxmem.cli._options import (
     AccumulationSteps,
@@ -42,6 +43,7 @@ def compare(
             "`jaxmem targets` lists them. If not given, what is at hand and shows what remat saves: an accelerator of "
             "this machine, else gpu-h100 or tpu-v5e if its compiler is installed, else cpu (always with --verify).",
             show_default=False,
+            autocompletion=complete_target,
         ),
     ] = None,
     remat: Annotated[
@@ -51,6 +53,7 @@ def compare(
             metavar="LIST",
             help=f"Presets, separated by commas, in the order of the rows; of {', '.join(PRESETS)}. Budgets too: "
             "auto:6GiB bounds the compiled peak, auto:0.25 the share of residuals that is kept.",
+            autocompletion=complete_remat,
         ),
     ] = DEFAULT_PRESETS,
     config: ConfigFile = None,
@@ -153,6 +156,10 @@ def _to_json(comparison: "Comparison", verified: list["Verification"]) -> str:
     return json.dumps(table, indent=2)
 
 
+def _one_word(name: str) -> bool:
+    return len(name.split()) == 1
+
+
 def split_list(text: str, option: str, wanted: str) -> list[str]:
     """The names of a comma-separated list; an empty or a repeated one is refused.
 
@@ -160,7 +167,7 @@ def split_list(text: str, option: str, wanted: str) -> list[str]:
     ['none', 'full']
     """
     names = [name.strip() for name in text.split(",")]
-    empty, repeated = "" in names, sorted({name for name in names if names.count(name) > 1})
+    empty, repeated = not all(map(_one_word, names)), sorted({name for name in names if names.count(name) > 1})
     if empty or repeated:
         raise InputError(
             wanted=f"{option} to be a list of {wanted}",
