@@ -26,7 +26,7 @@ def render(error: BaseException) -> list[str]:
     for frame in frames[:1] + frames[1:][1 - _MOST :]:
         inside = "" if frame.name == "<module>" else f", in {frame.name}"
         lines += [f"{_place(shell, frame.filename)}, line {frame.lineno}{inside}", f"----> {frame.line}", ""]
-    lines.append(f"{type(error).__name__}: {error}")
+    lines.append(f"{type(error).__name__}: {error}".removesuffix(": "))
     return lines if error.__cause__ is None else [*lines, "(%xmode Verbose, then %tb, shows all frames.)"]
 
 
@@ -39,15 +39,17 @@ def shorten(error: BaseException) -> None:
 
 @contextlib.contextmanager
 def shortening(*, all: bool = False) -> Iterator[None]:
-    """A context in which code of the user's is called: what that raises is shown without the frames between.
+    """A context, or a decorator, in which code of the user's is called: its errors are shown without frames between.
+
+    So is Ctrl-C, wherever it comes.
 
     Args:
       all: whether JAX does nothing else within, so that what it raises is due to the user's code, too.
     """
     try:
         yield
-    except Exception as error:
-        if all or _is_raised_in_users_code(error):
+    except (Exception, KeyboardInterrupt) as error:
+        if all or isinstance(error, KeyboardInterrupt) or _is_raised_in_users_code(error):
             shorten(error)
         raise
 

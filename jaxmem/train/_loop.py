@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from jaxmem._cell import shortening
 from jaxmem.errors import (
     InputError,
     MetricError,
@@ -50,6 +51,7 @@ class LoopResult:
     metrics: Mapping[str, Any]
 
 
+@shortening()
 def train_loop(
     step,
     state,

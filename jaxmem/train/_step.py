@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxmem import remat
 from jaxmem._blame import warn
+from jaxmem._cell import shortening
 from jaxmem.analysis import MemoryReport
 from jaxmem.budget import parse_budget
 from jaxmem.config import MemoryConfig
@@ -26,6 +27,7 @@ from jaxmem.train._update import abstract_arguments, abstract_state, idle_settin
 from jaxmem.workload import Workload, check_key, path_string
 
 
+@shortening()
 def make_train_step(
     workload: Workload,
     config_or_plan: MemoryConfig | None = None,
@@ -88,6 +90,7 @@ class TrainStep:
 
     # -- running -----------------------------------------------------------------------------------
 
+    @shortening()
     def init(self, rng: Any = None) -> TrainState:
         """A new state, on the step's mesh or the default device.
 
@@ -113,6 +116,7 @@ class TrainStep:
         with blaming(spec), spec.entered(rng):
             return jax.jit(lambda given, rng: new_state(spec, given, rng), out_shardings=places)(spec.given(), rng)
 
+    @shortening()
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         """One optimizer step on a batch; `state` is donated. Metrics hold "loss" and the loss's own.
 
@@ -155,6 +159,7 @@ class TrainStep:
         """
         return programs.compile_step(self.spec, self.target)
 
+    @shortening()
     def report(self) -> MemoryReport:
         """What the compiled step needs, on the step's target."""
         return report(self.spec, self.target)

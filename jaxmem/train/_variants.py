@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from jaxmem import analysis
+from jaxmem._cell import shortening
 from jaxmem.analysis import Comparison, MemoryReport, as_program, refuse_arguments
 from jaxmem.analysis._progress import Progress
 from jaxmem.config import MemoryConfig
@@ -18,6 +19,7 @@ from jaxmem.train._step import TrainStep
 from jaxmem.workload import Workload
 
 
+@shortening()
 def analyze(
     fn: Any,
     *args: Any,
@@ -70,6 +72,7 @@ def analyze(
     return analysis.analyze(fn, *args, target=target, **options)
 
 
+@shortening()
 def compare(
     variants: Mapping[str, Any],
     *args: Any,
