@@ -200,7 +200,7 @@ def check_remat_effect(program: Program) -> None:
         return
     raise RematWithoutEffect(
         wanted=f"remat={program.remat!r} to change what {program.name!r} keeps for its backward pass",
-        got=f"{saved} bytes of residuals with and without it",
+        got=f"{format_bytes(saved)} of residuals with and without it",
         do="Leave it out. If blocks are to be marked, mark each repeated one, not the whole loss: "
         "block = memory.block(block).",
     )

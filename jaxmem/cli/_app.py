@@ -27,13 +27,37 @@ from jaxmem.errors import InputError, RematWarning, SettingWarning
 app = typer.Typer(
     name="jaxmem",
     help="Does my training step fit, what is the cheapest way to make it fit, and can I trust the answer?",
-    epilog="Exit codes: 0 done · 1 does not fit · 2 bad input · 3 a fault of jaxmem itself · 130 stopped by Ctrl-C.",
+    epilog="Begin with `jaxmem compare examples/gpt.py`, or a file of yours whose function workload() returns a "
+    "jaxmem.Workload. `jaxmem VERB --help` shows examples.\n\n"
+    "Exit codes: 0 done · 1 does not fit · 2 bad input · 3 a fault of jaxmem itself · 130 stopped by Ctrl-C.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (analyze, compare, diff, residuals, train, explain_oom, targets, doctor):
-    app.command()(verb)
+# What each verb's help shows; a test parses all of them.
+EXAMPLES = {
+    analyze: (
+        "jaxmem analyze examples/gpt.py --target gpu-h100",
+        "jaxmem analyze examples/gpt.py:gpt2_124m --target tpu-v5e --html report.html",
+    ),
+    compare: (
+        "jaxmem compare examples/gpt.py",
+        "jaxmem compare examples/gpt.py --set batch=64,layers=8 --remat none,dots,auto:0.5 --target cpu,gpu-h100",
+    ),
+    diff: (
+        "jaxmem analyze examples/gpt.py --target cpu --json a.json",
+        "jaxmem analyze examples/gpt.py --target cpu --remat full --json b.json",
+        "jaxmem diff a.json b.json",
+    ),
+    residuals: ("jaxmem residuals examples/gpt.py --remat dots",),
+    train: ("jaxmem train examples/gpt.py --steps 20 --accumulation-steps 4",),
+    explain_oom: ("python train.py 2>&1 | jaxmem explain-oom -",),
+    targets: ("jaxmem targets", "jaxmem targets --json -"),
+    doctor: ("jaxmem doctor",),
+}
+for verb, examples in EXAMPLES.items():
+    # An empty line ends a line of an epilog.
+    app.command(epilog="\n\n".join(["For example:", *examples]))(verb)
 
 
 @app.callback(invoke_without_command=True)

@@ -61,7 +61,7 @@ def test_a_remat_setting_without_effect_stops_before_any_compile():
 
     plain = program(saved_residual_bytes=100)
     dead = Program(name="q", lower=never, remat="dots", saved_residual_bytes=100, plain_residual_bytes=lambda: 100)
-    with pytest.raises(RematWithoutEffect, match=r"remat='dots' to change what 'b' keeps .* got 100 bytes"):
+    with pytest.raises(RematWithoutEffect, match=r"remat='dots' to change what 'b' keeps .* got 100 B"):
         compare({"a": plain, "b": dead})
 
 
@@ -110,7 +110,7 @@ def test_a_setting_without_effect_may_cost_one_row_only():
     plain = program(saved_residual_bytes=100)
     table = compare({"plain": plain, "idle": idle}, without_effect="refuse")
     assert [row.name for row in table.rows] == ["plain"] and table.without_effect == ("idle",)
-    assert "100 bytes of residuals with and without it" in dict(table.refused)["idle"]
+    assert "100 B of residuals with and without it" in dict(table.refused)["idle"]
     both = join_comparisons([table, table])
     assert both.without_effect == ("idle on local", "idle on local")
     with pytest.raises(RematWithoutEffect):

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from jaxmem.config import MemoryConfig
+from jaxmem.errors import MissingCompilerError
 from tests.cli.helpers import LINEAR, run, write
 
 ROW_FIELDS = (
@@ -65,6 +66,27 @@ def test_compare_takes_several_targets(capfd, model, tmp_path):
     assert "full on gpu-t4" in page.read_text()
     ran = run(capfd, "compare", model, "--target", "cpu,cpu")
     assert ran.code == 2 and "cpu more than once" in ran.err
+
+
+def test_compare_without_a_target_takes_one_that_shows_what_remat_saves(capfd, model, monkeypatch):
+    def target(*options):
+        (row,) = json.loads(run(capfd, "compare", model, "--remat", "none", "--json", "-", *options).out)["rows"]
+        assert row["warnings"][0].startswith(f"No target was named, so this is {row['target']}: ")
+        return row["target"]
+
+    assert target("--verify") == "cpu"  # whose steps can be run
+    assert target() == "gpu-h100"
+    missing = MissingCompilerError(wanted="a", got="b", do="c")
+    monkeypatch.setattr("jaxmem.targets._at_hand.check_installed", lambda name: (_ for _ in ()).throw(missing))
+    monkeypatch.setattr("jaxmem.targets._at_hand.version", lambda name: None)
+    assert target() == "cpu"
+
+
+def test_a_preset_without_effect_costs_one_row_and_exit_code_2(capfd, tmp_path):
+    source = LINEAR.replace("block = memory.block(", "block = (")
+    ran = run(capfd, "compare", write(tmp_path, source), "--remat", "none,full", "--target", "cpu")
+    assert ran.code == 2 and ran.err == ""
+    assert "none  " in ran.out and "full: refused. Wanted a loss that marks its blocks" in ran.out
 
 
 def test_what_the_file_prints_does_not_reach_the_json(capfd, tmp_path):
