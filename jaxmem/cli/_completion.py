@@ -91,8 +91,9 @@ def whole_words() -> Iterator[None]:
             joined.append(word)
     os.environ.update(COMP_WORDS="\n".join(joined), COMP_CWORD=str(len(joined) - 1))
     behind = joined[-1].rpartition(":")[0]
+    offered = io.StringIO()
     try:
-        with contextlib.redirect_stdout(io.StringIO()) as offered:
+        with contextlib.redirect_stdout(offered):
             yield
     finally:
         sys.stdout.write("\n".join(line.removeprefix(f"{behind}:") for line in offered.getvalue().splitlines()) + "\n")
