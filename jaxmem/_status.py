@@ -61,15 +61,17 @@ def _line(first: str) -> Iterator[Show]:
     from rich.console import Console
     from rich.live import Live
     from rich.spinner import Spinner
+    from rich.text import Text
 
-    spinner = Spinner("dots")
+    console, spinner = Console(stderr=True), Spinner("dots")
     said, since = first, time.monotonic()
 
     def draw():
-        text = spinner.render(time.monotonic())
-        text.append(f" {said}, {time.monotonic() - since:.0f} s")  # pyright: ignore[reportAttributeAccessIssue]
-        text.no_wrap, text.overflow = True, "ellipsis"  # pyright: ignore[reportAttributeAccessIssue]
-        return text
+        text, seconds = spinner.render(time.monotonic()), f", {time.monotonic() - since:.0f} s"
+        assert isinstance(text, Text)
+        stage = Text(said)
+        stage.truncate(max(1, console.width - text.cell_len - len(seconds) - 2), overflow="ellipsis")
+        return text.append(" ").append_text(stage).append(seconds)
 
     def show(stage: str) -> None:
         nonlocal said, since
@@ -77,7 +79,7 @@ def _line(first: str) -> Iterator[Show]:
 
     # A piped stdout must not end up on the terminal.
     options = {"transient": True, "refresh_per_second": 8, "redirect_stdout": sys.stdout.isatty()}
-    with Live(console=Console(stderr=True), get_renderable=draw, **options):
+    with Live(console=console, get_renderable=draw, **options):
         yield show
 
 

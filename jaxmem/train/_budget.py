@@ -150,7 +150,7 @@ class _Compiler:
                 found = own or (self.peaks.get(key) if self.remembers else None)
                 if found is not None and not anew:
                     return Measured(**found._asdict(), fresh=False, confirmed=own is not None)
-                _logger.info("trial %d of a budget on %s%s", *self._so_far())
+                _logger.info("budget trial %d%s", *self._so_far())
                 self.compiles += 1
                 peak = compiled_peak(spec, traced, lowered, self.target)
         except Exception as error:
@@ -161,11 +161,10 @@ class _Compiler:
         self.peaks.put(key, peak)
         return Measured(**peak._asdict())
 
-    def _so_far(self) -> tuple[int, str, str]:
-        """The number of the trial to come, the target, and what the trials before it reached."""
+    def _so_far(self) -> tuple[int, str]:
+        """The number of the trial to come, and what those before it reached."""
         peaks = [trial.peak_bytes for trial in self.trials.made if trial.peak_bytes < REFUSED]
-        reached = f", the smallest peak so far {format_bytes(min(peaks))}" if peaks else ""
-        return len(self.trials.made) + 1, self.target.name, reached
+        return len(self.trials.made) + 1, f", smallest peak so far {format_bytes(min(peaks))}" if peaks else ""
 
     def _candidate(self, assignment: Assignment) -> tuple[StepSpec, TargetProgram, jax.stages.Lowered, str]:
         """The step of a choice, traced and lowered once, and the content of its program."""
