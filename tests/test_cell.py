@@ -108,7 +108,7 @@ def test_an_error_of_jaxmem_is_the_users_lines_and_a_paragraph(shown):
 
 def test_the_users_own_error_is_shown_without_frames_of_jax_and_jaxmem(shown):
     *_, inside, raised, said = lines(shown["users"])
-    assert inside.endswith(", line 3, in broken") and (raised, said) == ("----> return {}['k']", "KeyError: 'k'")
+    assert inside.endswith(", line 2, in broken") and (raised, said) == ("----> return {}['k']", "KeyError: 'k'")
     for cell in ("users", "jax", "compare", "batch"):
         assert len(lines(shown[cell])) < 10 and "_variants.py" not in shown[cell], shown[cell]
     assert "TypeError: dot_general requires" in shown["jax"] and "TypeError: dot_general" in shown["compare"]

@@ -48,7 +48,8 @@ class Comparison:
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(name)
+        why = dict(self.refused).get(name) or f"the rows are {', '.join(row.name for row in self.rows)}"
+        raise KeyError(f"{name}: {why}")
 
     def to_dict(self) -> dict[str, Any]:
         """`{"rows": [...], "target": ..., "provenance": ..., "versions": {...}, "refused": {name: why}}`."""
