@@ -40,8 +40,8 @@ def compare(
             "--target",
             metavar="LIST",
             help="What to compile for, one or several separated by commas: local, cpu, tpu-v5e:2x2, gpu-h100, ...; "
-            "`jaxmem targets` lists them. If not given, what is at hand and shows what remat saves: an accelerator of "
-            "this machine, else gpu-h100 or tpu-v5e if its compiler is installed, else cpu (always with --verify).",
+            "`jaxmem targets` lists them. If not given, what shows what remat saves: an accelerator of this machine; "
+            "else, without --verify, gpu-h100 or tpu-v5e if its compiler is installed; else cpu.",
             show_default=False,
             autocompletion=complete_target,
         ),
