@@ -55,10 +55,10 @@ def shortening(*, all: bool = False) -> Iterator[None]:
 
 
 def _is_raised_in_users_code(error: BaseException) -> bool:
-    """Whether code of the user's that jaxmem called raised the error, and not only the call of jaxmem itself."""
+    """Whether code of the user's that jaxmem called raised the error, and neither jaxmem nor its caller."""
     paths = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    own = [place for place, path in enumerate(paths) if is_own(path)]
-    return bool(own) and any(is_users(path) for path in paths[own[0] :])
+    innermost = next((path for path in reversed(paths) if is_users(path) or is_own(path)), "")
+    return is_users(innermost) and any(map(is_own, paths))
 
 
 def _render_last() -> list[str]:
