@@ -21,7 +21,7 @@ import jaxmem
 from benchmarks._harness import emit
 from examples import gpt, resnet_batchnorm
 from jaxmem._installed import version
-from jaxmem.targets import CHIPS, Chip, resolve_target
+from jaxmem.targets import CHIPS, Chip, find_chip, resolve_target
 
 _SIDES = {"gpu": ("1x1x2",), "tpu": ("2x2", "2x2x1")}  # the smallest of several chips
 
@@ -103,7 +103,10 @@ def main() -> None:
     parser.add_argument("--json", default="-", metavar="OUT", help='a file, or "-" for stdout')
     parser.add_argument("--chips", default="", metavar="LIST", help="some chips only, separated by commas")
     options = parser.parse_args()
-    wanted = [name for name in options.chips.split(",") if name]
+    try:
+        wanted = [find_chip(name).name for name in options.chips.split(",") if name]
+    except jaxmem.errors.UnknownTargetError as error:
+        parser.error(str(error))
     start, rows = time.perf_counter(), {}
     for chip in CHIPS:
         if wanted and chip.name not in wanted:

@@ -76,7 +76,8 @@ def __getattr__(name: str):
         return getattr(importlib.import_module(_NAMES[name]), name)
     if name in _PACKAGES:
         return importlib.import_module(f"jaxmem.{name}")
-    raise AttributeError(f"module 'jaxmem' has no attribute {name!r}")
+    close = "" if name.startswith("_") else importlib.import_module("jaxmem._suggest").did_you_mean(name, __all__)
+    raise AttributeError(f"module 'jaxmem' has no attribute {name!r}. {close}".strip())
 
 
 def __dir__():

@@ -2,9 +2,12 @@
 
 import contextlib
 import os
+import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 
+from jaxmem._cell import shorten
 from jaxmem._source import is_own, is_python, is_users, package_of
 from jaxmem.errors import BudgetInfeasible, DoesNotFitError, JaxmemError
 
@@ -38,6 +41,16 @@ def users_frame(error: BaseException) -> traceback.FrameSummary | None:
     return frames[-1] if frames else None
 
 
+def warn(message: str, category: type[Warning]) -> None:
+    """Warns at the line of the user's that is under way, whatever calls lie between; without one, at the caller."""
+    frame = sys._getframe(1)
+    caller = frame
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    frame = frame or caller
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"))
+
+
 def _raised_in(error: BaseException) -> str:
     """The file of the innermost frame that is not in Python or a tool such as numpy; "" without one."""
     frames = reversed([frame for frame, _ in traceback.walk_tb(error.__traceback__)])
@@ -51,11 +64,19 @@ def _is_tool(path: str) -> bool:
 
 @contextlib.contextmanager
 def whole_tracebacks() -> Iterator[None]:
-    """A context in which tracebacks keep JAX's frames: without them, JAX's errors seem to come from its caller."""
+    """A context in which tracebacks keep JAX's frames: without them, JAX's errors seem to come from its caller.
+
+    What leaves it and is not jaxmem's fault, a notebook shows without these frames.
+    """
     from jaxmem import _compat  # imports JAX, whose environment the command line sets after it imports this module
 
     with _compat.whole_tracebacks():
-        yield
+        try:
+            yield
+        except Exception as error:
+            if not is_own_fault(error):
+                shorten(error)
+            raise
 
 
 def reason(error: BaseException) -> str:

@@ -20,6 +20,7 @@ _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 _PYTHON = re.compile(r"/lib(?:64)?/python\d\.\d+/")
 _FRAME = re.compile(r"(.+?):(\d+)(?:[:\-][\d:\-]*)? \(")  # "FILE:LINE:COLUMN (FUNCTION)"
 _SCRIPTS = sysconfig.get_path("scripts") + os.sep  # a command's own, which only calls a package
+_CELL = "<ipython-input-"
 _NO_FILES = ("<frozen ", "<__array_function__", "<decorator-gen")  # not "<string>" or "<ipython-input-…>", the user's
 
 
@@ -85,7 +86,9 @@ def source_line(*equations: "JaxprEqn") -> str:
 
 
 def is_users(path: str) -> bool:
-    """Whether a file is the user's own: not of jaxmem, an installed package or Python."""
+    """Whether a file is the user's own, or a cell: not of jaxmem, an installed package or Python."""
+    if path.startswith(_CELL):
+        return True
     return not (path.startswith("<") or is_own(path) or package_of(path) or is_python(path))
 
 

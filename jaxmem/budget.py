@@ -62,5 +62,7 @@ def parse_budget(budget: "int | float | str | Budget") -> Budget:
     raise ConfigError(
         wanted="a remat budget: bytes with their unit, 6GiB or 500MB, or a share of the plain step's residuals below 1",
         got=repr(budget),
-        do='Write for example "auto:6GiB" or "auto:0.25".',
+        do=f"Did you mean {text}iB?"
+        if found and found.group(2).lower() in ("k", "m", "g", "t")
+        else 'Write for example "auto:6GiB" or "auto:0.25".',
     )

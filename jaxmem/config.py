@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem._shown import Brief
+from jaxmem._suggest import meant, named_fields
 from jaxmem.budget import PREFIX, Budget, is_auto, parse_budget
 from jaxmem.errors import ConfigError
 from jaxmem.loss_scale import DynamicLossScale, as_loss_scale
@@ -16,9 +17,17 @@ from jaxmem.policy import Policy, as_policy, shortest
 
 CONFIG_VERSION = 1
 FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_SHORT_DTYPES = {
+    **dict.fromkeys(("bf16", "brain", "mixed", "mixed_bfloat16"), "bfloat16"),
+    **dict.fromkeys(("fp16", "f16", "mixed_float16"), "float16"),
+    **dict.fromkeys(("fp32", "f32", "tf32", "full"), "float32"),
+    **dict.fromkeys(("fp64", "f64"), "float64"),
+}
 GRADIENT_REDUCTIONS = ("auto", "once", "each")
+_OTHER_FIELDS = {"dtype": "precision", "policy": "remat", "checkpoint": "remat", "micro_batches": "accumulation_steps"}
 
 
+@named_fields(_OTHER_FIELDS)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Precision(Brief):
     """The dtypes of a training step.
@@ -65,6 +74,7 @@ class Precision(Brief):
         object.__setattr__(self, "loss_scale", as_loss_scale(self.loss_scale, self.compute))
 
 
+@named_fields(_OTHER_FIELDS)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryConfig(Brief):
     """How a step is made to fit; equal by value, hashable, with a JSON round trip.
@@ -246,7 +256,12 @@ def float_dtype_name(
     except TypeError:
         name = ""
     if name not in among:
-        raise ConfigError(wanted=f"{field} to be a floating dtype of {', '.join(among)}", got=repr(value), do=why)
+        close = meant(value, among, aliases=_SHORT_DTYPES) if not name else None
+        raise ConfigError(
+            wanted=f"{field} to be a floating dtype of {', '.join(among)}",
+            got=repr(value),
+            do=f"Did you mean {close}?" if close in among else why,
+        )
     return name
 
 
@@ -260,13 +275,6 @@ def step_count(value: Any, field: str) -> int:
 
 
 def _from_fields(cls, fields: dict):
-    unknown = sorted(set(fields) - {field.name for field in dataclasses.fields(cls)})
-    if unknown:
-        raise ConfigError(
-            wanted=f"fields of {cls.__name__}: {', '.join(f.name for f in dataclasses.fields(cls))}",
-            got=", ".join(map(repr, unknown)),
-            do="Remove or rename them.",
-        )
     if isinstance(fields.get("offload"), list):
         fields = {**fields, "offload": tuple(fields["offload"])}
     return cls(**fields)

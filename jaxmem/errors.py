@@ -1,5 +1,7 @@
 """The exception tree: every class names one cause, every message says wanted, got and what to do."""
 
+from jaxmem._cell import render
+
 
 class JaxmemError(Exception):
     """Base of all jaxmem errors.
@@ -13,6 +15,10 @@ class JaxmemError(Exception):
     def __init__(self, *, wanted: str, got: str, do: str):
         self.wanted, self.got, self.do = wanted, got, do
         super().__init__(f"Wanted {wanted}; got {got}. {do}")
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows."""
+        return render(self)
 
     def __reduce__(self):
         return _rebuild, (type(self), self.wanted, self.got, self.do)
@@ -28,6 +34,10 @@ class InputError(JaxmemError, ValueError):
 
 class ConfigError(InputError):
     """A `MemoryConfig` or `Precision` field has a value that cannot be honoured."""
+
+
+class UnknownFieldError(ConfigError, TypeError):
+    """A config has no field of this name, or is given a field without its name."""
 
 
 class UnknownPolicyError(ConfigError):

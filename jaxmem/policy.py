@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from jaxmem._shown import Brief
+from jaxmem._suggest import did_you_mean, named_fields
+from jaxmem.budget import PREFIX, parse_budget
 from jaxmem.errors import ConfigError, UnknownPolicyError
 
 Fate = Literal["save", "offload", "recompute"]
@@ -16,6 +18,7 @@ REGEX = "re:"  # a pattern with this prefix is a regular expression for the whol
 _DOTS = ("none", "no_batch", "all")  # each keeps what the one before it keeps
 
 
+@named_fields()
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy(Brief):
     """Which values a block saves for its backward pass; equal by value, hashable, with a JSON round trip.
@@ -121,8 +124,8 @@ class Policy(Brief):
     @classmethod
     def from_fields(cls, fields: Any) -> "Policy":
         """The policy with the fields of a JSON object; ConfigError for an unknown field."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        if not isinstance(fields, dict) or set(fields) - set(known):
+        if not isinstance(fields, dict):
+            known = [field.name for field in dataclasses.fields(cls)]
             raise ConfigError(
                 wanted=f"a JSON object with fields of Policy: {', '.join(known)}",
                 got=repr(fields)[:200],
@@ -232,6 +235,18 @@ PRESETS: dict[str, Policy] = {
     "save_qkv": Policy(save=_any(_QKV)),
 }
 
+# What `jax.checkpoint_policies` and others call them.
+_OTHER_NAMES = {
+    "auto": "auto:6GiB or auto:0.25",
+    "everything_saveable": "none",
+    "off": "none",
+    "nothing_saveable": "full",
+    "checkpoint": "full",
+    "remat": "full",
+    "dots_saveable": "dots",
+    "dots_with_no_batch_dims_saveable": "dots_no_batch",
+}
+
 
 def preset(name: str) -> Policy:
     """The policy of a preset.
@@ -246,13 +261,24 @@ def preset(name: str) -> Policy:
     'save'
     """
     if not isinstance(name, str) or name not in PRESETS:
+        close = did_you_mean(name, PRESETS, aliases={**_OTHER_NAMES, **_budget_in(name)})
         raise UnknownPolicyError(
             wanted=f"a remat preset ({', '.join(PRESETS)}) or a Policy",
             got=repr(name),
-            do="Choose one of these presets, pass jaxmem.Policy(save=(...)), or give a MemoryConfig a budget, "
-            'remat="auto:6GiB" or "auto:0.25".',
+            do=f"{close}Choose one of these presets, pass jaxmem.Policy(save=(...)), or give a "
+            'MemoryConfig a budget, remat="auto:6GiB" or "auto:0.25".',
         )
     return PRESETS[name]
+
+
+def _budget_in(name: Any) -> dict[str, str]:
+    """A budget without its "auto:", and what was probably meant by it."""
+    if not isinstance(name, str) or not (text := name.strip())[:1].isdigit():
+        return {}
+    try:
+        return {text.lower(): f"{PREFIX}{parse_budget(text)}"}
+    except ConfigError:
+        return {}
 
 
 def as_policy(remat: str | Policy) -> Policy:

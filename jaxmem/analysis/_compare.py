@@ -6,7 +6,7 @@ import functools
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jaxlib.version
@@ -34,6 +34,8 @@ class Comparison(Shown):
       versions: (package, version) pairs.
       refused: (name, why) of variants that cannot be had: a budget that no choice stays within, names that nothing
         offers, what JAX or the target's compiler refuses.
+      without_effect: names of those refused for a remat setting that changes nothing, which is a mistake in the
+        setting or in the marks of the model.
     """
 
     rows: tuple[MemoryReport, ...]
@@ -41,6 +43,7 @@ class Comparison(Shown):
     provenance: str = "compiled"
     versions: tuple[tuple[str, str], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
+    without_effect: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         rows = [f"{row.name!r} {format_bytes(row.peak_bytes)} ({row.fits})" for row in self.rows]
@@ -52,7 +55,8 @@ class Comparison(Shown):
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(name)
+        why = dict(self.refused).get(name) or f"the rows are {', '.join(row.name for row in self.rows)}"
+        raise KeyError(f"{name}: {why}")
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -99,7 +103,9 @@ def join_comparisons(comparisons: Sequence[Comparison], *, name_targets: bool = 
         rows = [dataclasses.replace(row, name=f"{row.name} on {row.target}") for row in rows]
     targets = ",".join(comparison.target for comparison in comparisons)
     refused = tuple((f"{name} on {c.target}", why) for c in comparisons for name, why in c.refused)
-    return dataclasses.replace(comparisons[0], rows=tuple(rows), target=targets, refused=refused)
+    idle = tuple(f"{name} on {c.target}" for c in comparisons for name in c.without_effect)
+    joined = dataclasses.replace(comparisons[0], rows=tuple(rows), target=targets)
+    return dataclasses.replace(joined, refused=refused, without_effect=idle)
 
 
 def compare(
@@ -108,6 +114,7 @@ def compare(
     target: str | Target | None = None,
     progress: Progress | None = None,
     make: Callable[..., Program] = as_program,
+    without_effect: Literal["raise", "refuse"] = "raise",
 ) -> Comparison:
     """Compiles each variant for one target and puts the reports side by side.
 
@@ -120,9 +127,11 @@ def compare(
       target: "local" (None), "cpu" or a `Target`.
       progress: called with a variant's name and "tracing", "compiling" or "done"; without it a terminal shows a line.
       make: `make(variant, *args, name=, target=)` makes the program of a variant.
+      without_effect: what becomes of a remat setting that leaves the residuals unchanged: "raise" stops before the
+        first compile, "refuse" makes it one of `refused`, also named by `without_effect`.
 
     Raises:
-      RematWithoutEffect: a remat setting that leaves the residuals unchanged.
+      RematWithoutEffect: a remat setting that leaves the residuals unchanged, unless it is to be `refused`.
       InputError: no variants. Whatever the first of them raises, such as BudgetInfeasible, where all are refused;
         where some are not, the others are `refused`.
 
@@ -137,8 +146,9 @@ def compare(
     if not isinstance(variants, Mapping) or not variants or not all(isinstance(name, str) for name in variants):
         raise InputError(
             wanted="a mapping from names to at least one variant",
-            got=f"{type(variants).__name__} {variants!r}"[:200],
-            do="Pass for example {'none': loss, 'full': jax.checkpoint(loss)}.",
+            got=f"a {type(variants).__name__}",
+            do="Pass for example {'none': loss, 'full': jax.checkpoint(loss)} and the arguments of loss; with "
+            "jaxmem.compare also {'none': MemoryConfig(), 'full': MemoryConfig(remat='full')} and a Workload.",
         )
     resolved = resolve_target(target)
     errors: dict[str, Exception] = {}
@@ -148,7 +158,7 @@ def compare(
         try:
             return make()
         except Exception as error:
-            if isinstance(error, RematWithoutEffect) or is_own_fault(error):
+            if is_own_fault(error) or (without_effect == "raise" and isinstance(error, RematWithoutEffect)):
                 raise
             errors[name] = error
             if len(errors) == len(variants):
@@ -156,17 +166,18 @@ def compare(
             return None
 
     def traced(name: str) -> Program:
-        return make(variants[name], *args, name=name, target=resolved).resolved()
+        program = make(variants[name], *args, name=name, target=resolved).resolved()
+        check_remat_effect(program)
+        return program
 
     rows = []
-    shown = on_terminal(len(variants)) if progress is None else contextlib.nullcontext(progress)
+    shown = on_terminal(tuple(variants)) if progress is None else contextlib.nullcontext(progress)
     with whole_tracebacks(), shown as tell:
         prepared = {}
         for name in variants:
             tell(name, "tracing")
             program = unless_refused(name, functools.partial(traced, name))
             if program is not None:
-                check_remat_effect(program)
                 prepared[name] = program
         for name, program in prepared.items():
             tell(name, "compiling")
@@ -175,7 +186,8 @@ def compare(
             tell(name, "done")
     rows = [_borne_out(row, rows) for row in rows]
     refused = tuple((name, reason(errors[name])) for name in variants if name in errors)
-    return Comparison(rows=tuple(rows), target=resolved.name, versions=versions(), refused=refused)
+    idle = tuple(name for name, error in errors.items() if isinstance(error, RematWithoutEffect))
+    return Comparison(rows=tuple(rows), target=resolved.name, versions=versions(), refused=refused, without_effect=idle)
 
 
 def versions() -> tuple[tuple[str, str], ...]:
@@ -209,7 +221,7 @@ def check_remat_effect(program: Program) -> None:
         return
     raise RematWithoutEffect(
         wanted=f"remat={program.remat!r} to change what {program.name!r} keeps for its backward pass",
-        got=f"{saved} bytes of residuals with and without it",
+        got=f"{format_bytes(saved)} of residuals with and without it",
         do="Leave it out. If blocks are to be marked, mark each repeated one, not the whole loss: "
         "block = memory.block(block).",
     )

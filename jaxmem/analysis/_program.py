@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from jaxmem._cell import shortening
 from jaxmem._shown import Brief
 from jaxmem.analysis._compiled import CompiledProgram, read_compiled
 from jaxmem.analysis._jaxpr_flops import JaxprFlops, jaxpr_flops
@@ -172,7 +173,7 @@ def function_program(
     _check_arguments(fn, args, name)
     args, notes = _movable(args, target)
     placed = place(args, target, in_shardings=in_shardings)
-    with on_target(placed.target) as scope, in_mesh(mesh_of(mixed=True, arguments=placed.args)):
+    with on_target(placed.target) as scope, in_mesh(mesh_of(mixed=True, arguments=placed.args)), shortening(all=True):
         traced = jitted.trace(*placed.args)
     notes = (*notes, *placed.notes, *scope.notes)
     notes = (*notes, *shared_arrays(fn, args))
@@ -186,8 +187,10 @@ def _check_arguments(fn, args, name: str) -> None:
     except ValueError:  # a builtin without a signature
         return
     except TypeError as error:
+        signature = inspect.signature(fn)
+        bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
         raise InputError(
-            wanted=f"the arguments of {name!r}: {inspect.signature(fn)}",
+            wanted=f"the arguments of {name!r}: {inspect.Signature(bare)}",
             got=f"{len(args)} of them ({error})",
             do="Pass arrays or jax.ShapeDtypeStruct after the function.",
         ) from None

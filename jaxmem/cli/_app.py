@@ -1,17 +1,19 @@
 """The typer application, and the one place where exceptions become exit codes."""
 
 import contextlib
-import os
 import select
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 
 import typer
 
-from jaxmem._blame import users_frame
+from jaxmem._blame import paragraph, users_frame
 from jaxmem.cli import _environment
-from jaxmem.cli._errors import INTERRUPTED, explain
+from jaxmem.cli._completion import whole_words
+from jaxmem.cli._errors import DONE, INTERRUPTED, explain
+from jaxmem.cli._output import discard
 from jaxmem.cli.analyze import analyze
 from jaxmem.cli.compare import compare
 from jaxmem.cli.diff import diff
@@ -20,19 +22,42 @@ from jaxmem.cli.explain_oom import explain_oom
 from jaxmem.cli.residuals import residuals
 from jaxmem.cli.targets import targets
 from jaxmem.cli.train import train
+from jaxmem.errors import InputError, RematWarning, SettingWarning
 
-# `add_completion=False`: its options crowd the help of a tool with a handful of verbs.
 app = typer.Typer(
     name="jaxmem",
     help="Does my training step fit, what is the cheapest way to make it fit, and can I trust the answer?",
-    epilog="Exit codes: 0 done · 1 does not fit · 2 bad input · 3 a fault of jaxmem itself · 130 stopped by Ctrl-C.",
+    epilog="Begin with `jaxmem compare examples/gpt.py`, or a file of yours whose function workload() returns a "
+    "jaxmem.Workload. `jaxmem VERB --help` shows examples.\n\n"
+    "Exit codes: 0 done · 1 does not fit · 2 bad input · 3 a fault of jaxmem itself · 130 stopped by Ctrl-C.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (analyze, compare, diff, residuals, train, explain_oom, targets, doctor):
-    app.command()(verb)
+# What each verb's help shows; a test parses all of them.
+EXAMPLES = {
+    analyze: (
+        "jaxmem analyze examples/gpt.py --target gpu-h100",
+        "jaxmem analyze examples/gpt.py:gpt2_124m --target tpu-v5e --html report.html",
+    ),
+    compare: (
+        "jaxmem compare examples/gpt.py",
+        "jaxmem compare examples/gpt.py --set batch=64,layers=8 --remat none,dots,auto:0.5 --target cpu,gpu-h100",
+    ),
+    diff: (
+        "jaxmem analyze examples/gpt.py --target cpu --json a.json",
+        "jaxmem analyze examples/gpt.py --target cpu --remat full --json b.json",
+        "jaxmem diff a.json b.json",
+    ),
+    residuals: ("jaxmem residuals examples/gpt.py --remat dots",),
+    train: ("jaxmem train examples/gpt.py --steps 20 --accumulation-steps 4",),
+    explain_oom: ("python train.py 2>&1 | jaxmem explain-oom -",),
+    targets: ("jaxmem targets", "jaxmem targets --json -"),
+    doctor: ("jaxmem doctor",),
+}
+for verb, examples in EXAMPLES.items():
+    # An empty line ends a line of an epilog.
+    app.command(epilog="\n\n".join(["For example:", *examples]))(verb)
 
 
 @app.callback(invoke_without_command=True)
@@ -59,14 +84,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     _environment.apply_defaults()
     try:
         # standalone_mode=False: errors come here as exceptions, so that all of them look alike.
-        code = app(arguments, prog_name="jaxmem", standalone_mode=False)
+        refuse_repeated(arguments)
+        with _warnings_as_lines(), whole_words():
+            code = app(arguments, prog_name="jaxmem", standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
             error = error.__context__  # click and rich exit where a pipe breaks
         if isinstance(error, BrokenPipeError) and _is_of_stdout(error):  # its reader (`| head`) has seen enough
-            _discard_stdout()
-            return 1
+            discard(sys.stdout)
+            return DONE
+        if isinstance(error, SystemExit) and not error.code and users_frame(error) is None:
+            return DONE  # of typer, whose completion exits
         problem = explain(error)
         if "--debug" in arguments:
             traceback.print_exception(error)
@@ -76,6 +105,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         print("jaxmem: stopped by Ctrl-C", file=sys.stderr)
     return int(code or 0)
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Warnings of jaxmem look like its errors; those of others stay what they are."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message, category, *where, **more):
+            if issubclass(category, (RematWarning, SettingWarning)):
+                print(f"jaxmem: warning: {paragraph(str(message))}", file=sys.stderr)
+            else:
+                others(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
+
+
+def refuse_repeated(arguments: Sequence[str]) -> None:
+    """InputError for an option that is given twice: typer would take the last one without a word.
+
+    >>> refuse_repeated(["compare", "gpt.py", "--set", "seq=8", "--set", "layers=2", "--target", "cpu"])
+    """
+    given = [word.partition("=")[0] for word in arguments if word.startswith("--") and len(word) > 2]
+    for option in sorted(set(given) - {"--set"}):
+        if given.count(option) > 1:
+            lists = arguments[0] == "compare" and option in ("--target", "--remat")
+            raise InputError(
+                wanted=f"{option} once",
+                got=f"it {given.count(option)} times",
+                do="Separate its values by commas." if lists else "Keep one of them. Only --set may be repeated.",
+            )
 
 
 def _is_of_stdout(error: BrokenPipeError) -> bool:
@@ -88,9 +149,3 @@ def _is_of_stdout(error: BrokenPipeError) -> bool:
         return any(event & select.POLLERR for _, event in poll.poll(0))
     except (AttributeError, OSError, ValueError):  # no poll on this system, or no descriptor
         return True
-
-
-def _discard_stdout():
-    """Points stdout at the null device, so that the interpreter's last flush does not complain."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jaxmem._installed import numbers
+from jaxmem._units import format_bytes
 
 OLDEST_JAX = (0, 10, 2)
 SUPPORTED_PYTHON = ((3, 11), (3, 13))
@@ -115,7 +116,7 @@ def check_backend(probe: Mapping[str, Any], accelerators: Sequence[str]) -> list
         cure = "Unset JAX_PLATFORMS, and install jax[cuda12] or jax[tpu], to run on the accelerator."
         check = check.warn(cure, f"{check.found}, though there is {accelerators[0]}")
     memory = probe.get("memory_bytes")
-    found = "unknown" if memory is None else f"{memory / 2**30:.1f} GiB {probe['memory_of']}"
+    found = "unknown" if memory is None else f"{format_bytes(memory)} {probe['memory_of']}"
     return [check, Check(name="memory", found=found)]
 
 

@@ -1,15 +1,17 @@
 """The keywords of the user's function: --target and the options of --set, as far as it declares them."""
 
 import ast
-import difflib
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxmem._suggest import did_you_mean
 from jaxmem.errors import FileLoadError
 
 # Keywords that the command line fills in by itself.
 RESERVED = ("target", "mesh")
+_NEXT = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=(?!=))")  # the comma before another NAME=
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
@@ -27,7 +29,7 @@ def keywords_for(function: Callable, settings: Sequence[str], *, target: str | N
     declared, takes_any = _declared(function)
     options = {name: p for name, p in declared.items() if name not in RESERVED}
     keywords: dict[str, Any] = {}
-    for setting in settings:
+    for setting in _one_by_one(settings, options):
         name, value = parse_setting(setting)
         if name in RESERVED:
             raise FileLoadError(
@@ -56,6 +58,23 @@ def keywords_for(function: Callable, settings: Sequence[str], *, target: str | N
 
     resolved = resolve_target(target)
     return keywords | {name: resolved if name == "target" else resolved.mesh for name in needed}
+
+
+def _one_by_one(settings: Sequence[str], options: dict[str, inspect.Parameter]) -> list[str]:
+    """`a=1,b=2` as two settings; as one where `a` is a text, and `b` no option.
+
+    >>> options = inspect.signature(lambda *, seq=1, sizes=(), note="": None).parameters
+    >>> _one_by_one(["seq=2,sizes=(1, 2)", "note=x,y=z", "note=x,seq=3"], dict(options))
+    ['seq=2', 'sizes=(1, 2)', 'note=x,y=z', 'note=x', 'seq=3']
+    """
+    found = []
+    for setting in settings:
+        parts = _NEXT.split(setting)
+        names = [part.partition("=")[0].strip() for part in parts]
+        default = options[names[0]].default if names[0] in options else None
+        whole = isinstance(default, str) and not set(names) <= set(options)
+        found += [setting] if whole else parts
+    return found
 
 
 def parse_setting(setting: str) -> tuple[str, Any]:
@@ -89,12 +108,11 @@ def _declared(function: Callable) -> tuple[dict[str, inspect.Parameter], bool]:
 
 
 def _undeclared(name: str, options: dict[str, inspect.Parameter], where: str) -> FileLoadError:
-    close = difflib.get_close_matches(name, options, n=1)
     listed = ", ".join(n if p.default is inspect.Parameter.empty else f"{n}={p.default!r}" for n, p in options.items())
     return FileLoadError(
         wanted=f"an option that {where} declares ({listed or 'it declares none'})",
         got=f"--set {name}=…",
-        do=f"Did you mean {close[0]}?" if close else "Use one of those, or add the parameter to the function.",
+        do=did_you_mean(name, options).strip() or "Use one of those, or add the parameter to the function.",
     )
 
 

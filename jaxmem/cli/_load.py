@@ -1,6 +1,5 @@
 """FILE[:FUNCTION] → Workload: the user's file as a module, its function, its options."""
 
-import difflib
 import importlib.machinery
 import importlib.util
 import os
@@ -9,6 +8,7 @@ import types
 from collections.abc import Callable, Sequence
 
 from jaxmem._blame import users_frame
+from jaxmem._suggest import meant
 from jaxmem.cli._errors import DEBUG_HINT, describe
 from jaxmem.cli._keywords import keywords_for
 from jaxmem.errors import FileLoadError, JaxmemError
@@ -106,11 +106,11 @@ def _check_readable(path: str):
     folder = os.path.dirname(path) or "."
     neighbours = sorted(name for name in os.listdir(folder) if name.endswith(".py")) if os.path.isdir(folder) else []
     others = [name for name in neighbours if name != os.path.basename(path)]
-    close = difflib.get_close_matches(os.path.basename(path), others, n=1)
+    close = meant(os.path.basename(path), others)
     raise FileLoadError(
         wanted=f"a Python file at {path}" if path else "FILE or FILE:FUNCTION",
         got=got,
-        do=f"Did you mean {os.path.join(os.path.dirname(path), close[0])}?" if close else "Check the path.",
+        do=f"Did you mean {os.path.join(os.path.dirname(path), close)}?" if close else "Check the path.",
     )
 
 
@@ -140,11 +140,11 @@ def _no_such_function(module: types.ModuleType, path: str, name: str) -> FileLoa
     functions = _own_functions(module)
     builders = [n for n, fn in functions.items() if _makes_workload(fn)]
     names = builders or sorted(functions)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = meant(name, names)
     if not names:
         do = f"Add `def {name}(): return jaxmem.Workload(...)`."
     elif close:
-        do = f"Did you mean {path}:{close[0]}?"
+        do = f"Did you mean {path}:{close}?"
     else:
         do = f"Name one of them, as in {path}:{names[0]}, or define {name}()."
     kind = "functions that make a Workload" if builders else "functions"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jaxmem.cli._completion import complete_dtype, complete_function, complete_remat, complete_target
 from jaxmem.policy import PRESETS
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ File = Annotated[
         metavar="FILE[:FUNCTION]",
         help="A Python file and its function that returns a jaxmem.Workload (default: workload).",
         show_default=False,
+        autocompletion=complete_function,
     ),
 ]
 Target = Annotated[
@@ -26,11 +28,17 @@ Target = Annotated[
         help="What to compile for: local, cpu, or a chip that need not be here, such as tpu-v5e:2x2 or gpu-h100; "
         "`jaxmem targets` lists them.",
         show_default="local",
+        autocompletion=complete_target,
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="An option of FUNCTION; repeatable.", show_default=False),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="An option of FUNCTION. For several repeat --set, or separate them by commas: seq=512,layers=4.",
+        show_default=False,
+    ),
 ]
 ConfigFile = Annotated[
     str | None,
@@ -47,6 +55,7 @@ PrecisionName = Annotated[
         metavar="DTYPE",
         help="Compute dtype: float32, bfloat16, or float16 with a dynamic loss scale.",
         show_default=False,
+        autocompletion=complete_dtype,
     ),
 ]
 Remat = Annotated[
@@ -56,6 +65,7 @@ Remat = Annotated[
         metavar="PRESET",
         help=f"One of {', '.join(PRESETS)}; or a budget: auto:6GiB for the whole step, auto:0.25 of its residuals.",
         show_default=False,
+        autocompletion=complete_remat,
     ),
 ]
 JsonOut = Annotated[

@@ -12,6 +12,7 @@ from jaxmem._stdout import flush_libraries
 from jaxmem.errors import InputError
 
 STDOUT = "-"
+_UNBROKEN = 10_000  # characters: wider than any table
 
 
 class OutputError(InputError):
@@ -75,9 +76,36 @@ class Outputs:
     def show(self, *renderables: Any):
         """Prints what rich can render, unless stdout is for a result."""
         if not self.to_stdout:
-            from rich.console import Console
+            show(*renderables)
 
-            Console().print(*renderables, sep="\n")
+
+def show(*renderables: Any):
+    """Prints what rich can render: in a terminal's width and colours; elsewhere without line breaks or trailing spaces.
+
+    So names and table rows stay whole for `grep` and the like, unless COLUMNS asks for a width.
+    """
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        return Console().print(*renderables, sep="\n")
+    with (console := Console(width=None if os.environ.get("COLUMNS") else _UNBROKEN)).capture() as captured:
+        console.print(*renderables, sep="\n")
+    _write(sys.stdout, "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def _write(stream, text: str):
+    """Writes to stdout. A reader that has seen enough, such as `head`, does not change how the command ends."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        discard(stream)
+
+
+def discard(stream):
+    """Points a stream at the null device, so that flushing what it still holds does not complain."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _same_file(one: str, two: str) -> bool:
@@ -141,9 +169,7 @@ def write_result(path: str, text: str, stdout, option: str):
     """
     text = text.rstrip("\n") + "\n"
     if path == STDOUT:
-        stdout.write(text)
-        stdout.flush()
-        return
+        return _write(stdout, text)
     try:
         write_text(path, text)
     except OSError as error:

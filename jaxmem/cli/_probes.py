@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxmem._blame import paragraph
+from jaxmem._units import format_bytes
 from jaxmem.cli._checks import Check
 
 SECONDS = 120  # a busy TPU or a broken driver may hang for good
@@ -60,7 +61,7 @@ def _check(name: str, found: dict[str, Any]) -> Check:
         return Check(name=name, found=f"not done within {SECONDS} s").warn(cure)
     if "error" in found:
         return Check(name=name, found=paragraph(found["error"])).warn(found.get("do") or _REINSTALL)
-    return Check(name=name, found=f"a program of {found['argument_bytes']} bytes in {found['seconds']:.1f} s")
+    return Check(name=name, found=f"a program of {format_bytes(found['argument_bytes'])} in {found['seconds']:.1f} s")
 
 
 def _started(program: str, *arguments: str, **settings: str) -> subprocess.Popen:

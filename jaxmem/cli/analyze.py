@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jaxmem._status import stages
 from jaxmem.cli._errors import DOES_NOT_FIT
 from jaxmem.cli._options import (
     AccumulationSteps,
@@ -23,7 +24,6 @@ from jaxmem.cli._options import (
     build_config,
 )
 from jaxmem.cli._output import Outputs, clean_stdout
-from jaxmem.cli._status import stages
 
 if TYPE_CHECKING:
     from jaxmem.analysis import MemoryReport

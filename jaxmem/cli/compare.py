@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jaxmem.cli._errors import DOES_NOT_FIT, INTERNAL, explain
+from jaxmem._status import counted, stages
+from jaxmem.cli._completion import complete_remat, complete_target
+from jaxmem.cli._errors import BAD_INPUT, DOES_NOT_FIT, INTERNAL, explain
 from jaxmem.cli._options import (
     AccumulationSteps,
     ConfigFile,
@@ -20,7 +22,6 @@ from jaxmem.cli._options import (
     build_config,
 )
 from jaxmem.cli._output import Outputs, clean_stdout
-from jaxmem.cli._status import stages
 from jaxmem.errors import InputError, RematWithoutEffect
 from jaxmem.policy import PRESETS
 
@@ -39,8 +40,10 @@ def compare(
             "--target",
             metavar="LIST",
             help="What to compile for, one or several separated by commas: local, cpu, tpu-v5e:2x2, gpu-h100, ...; "
-            "`jaxmem targets` lists them.",
-            show_default="local",
+            "`jaxmem targets` lists them. If not given, what shows what remat saves: an accelerator of this machine; "
+            "else, without --verify, gpu-h100 or tpu-v5e if its compiler is installed; else cpu.",
+            show_default=False,
+            autocompletion=complete_target,
         ),
     ] = None,
     remat: Annotated[
@@ -50,6 +53,7 @@ def compare(
             metavar="LIST",
             help=f"Presets, separated by commas, in the order of the rows; of {', '.join(PRESETS)}. Budgets too: "
             "auto:6GiB bounds the compiled peak, auto:0.25 the share of residuals that is kept.",
+            autocompletion=complete_remat,
         ),
     ] = DEFAULT_PRESETS,
     config: ConfigFile = None,
@@ -70,8 +74,9 @@ def compare(
     """Compile one training step under each remat preset, and compare bytes and recomputation.
 
     A variant that is refused, for a preset's names, by JAX or by a target's compiler, is named below the rows of the
-    others. Exit code 1 says that none of them fits, or that one failed --verify. For a target that is not here
-    --verify can only say "uncertain": the gradients it compares are of the program compiled for this machine.
+    others. Exit code 1 says that none of them fits, or that one failed --verify; 2 that a preset changes nothing. For
+    a target that is not here --verify can only say "uncertain": the gradients it compares are of the program compiled
+    for this machine.
     """
     from jaxmem.cli._environment import start_jax
 
@@ -84,6 +89,7 @@ def compare(
     from jaxmem.cli._load import load_workload
     from jaxmem.targets import resolve_target
     from jaxmem.train import compare as compare_configs
+    from jaxmem.train import target_for
 
     for name in targets:
         resolve_target(name)  # an unknown name is said before the file runs
@@ -92,13 +98,13 @@ def compare(
     comparisons, verified = [], []
     with clean_stdout(outputs.to_stdout) as stdout:
         with stages(f"loading {file}") as stage:
-            for name in targets:
-                on = f" for {name}" if len(targets) > 1 else ""
+            for number, name in enumerate(targets):
                 workload = load_workload(file, target=name, settings=settings or ())
+                on = target_for(workload, runs=verify) if name is None else resolve_target(name)
+                before, total = number * len(variants), len(targets) * len(variants)
+                tell = counted(names, stage, of=f" for {on.name}", before=before, total=total)
                 try:
-                    comparison = compare_configs(
-                        variants, workload, target=name, progress=lambda row, what, on=on: stage(f"{what} {row}{on}")
-                    )
+                    comparison = compare_configs(variants, workload, target=on, progress=tell, without_effect="refuse")
                 except Exception as error:  # of the first variant, where all are refused
                     problem = explain(error)
                     last = name == targets[-1] and not comparisons
@@ -107,7 +113,7 @@ def compare(
                     print(problem.text, file=sys.stderr)
                     continue
                 comparisons.append(comparison)
-                verified.append(_verify(workload, variants, comparison, name, stage) if verify else [])
+                verified.append(_verify(workload, variants, comparison, on, stage) if verify else [])
         from jaxmem.report import html_report, render_comparison
         from jaxmem.report.verification import render_verifications
 
@@ -121,6 +127,8 @@ def compare(
         parts = [""] if number else []
         parts += [render_comparison(comparison), *([render_verifications(found)] if found else [])]
         outputs.show(*parts)
+    if any(comparison.without_effect for comparison in comparisons):
+        raise typer.Exit(BAD_INPUT)
     if all(row.fits == "no" for c in comparisons for row in c.rows) or not all(found.passed for found in every):
         raise typer.Exit(DOES_NOT_FIT)
 
@@ -148,6 +156,10 @@ def _to_json(comparison: "Comparison", verified: list["Verification"]) -> str:
     return json.dumps(table, indent=2)
 
 
+def _one_word(name: str) -> bool:
+    return len(name.split()) == 1
+
+
 def split_list(text: str, option: str, wanted: str) -> list[str]:
     """The names of a comma-separated list; an empty or a repeated one is refused.
 
@@ -155,7 +167,7 @@ def split_list(text: str, option: str, wanted: str) -> list[str]:
     ['none', 'full']
     """
     names = [name.strip() for name in text.split(",")]
-    empty, repeated = "" in names, sorted({name for name in names if names.count(name) > 1})
+    empty, repeated = not all(map(_one_word, names)), sorted({name for name in names if names.count(name) > 1})
     if empty or repeated:
         raise InputError(
             wanted=f"{option} to be a list of {wanted}",

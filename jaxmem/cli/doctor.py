@@ -8,11 +8,11 @@ import sys
 import typer
 
 from jaxmem._installed import version
+from jaxmem._status import stages
 from jaxmem.cli import _checks, _environment, _probes
 from jaxmem.cli._errors import DOES_NOT_FIT
 from jaxmem.cli._options import Debug, JsonOut
 from jaxmem.cli._output import Outputs, clean_stdout
-from jaxmem.cli._status import stages
 
 _COLOURS = {"ok": "green", "warn": "yellow", "broken": "red"}
 

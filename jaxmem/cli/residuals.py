@@ -1,5 +1,6 @@
 """`jaxmem residuals`: what the forward pass keeps for the backward pass, value by value."""
 
+from jaxmem._status import stages
 from jaxmem.cli._options import (
     AccumulationSteps,
     ConfigFile,
@@ -12,7 +13,6 @@ from jaxmem.cli._options import (
     build_config,
 )
 from jaxmem.cli._output import Outputs, clean_stdout
-from jaxmem.cli._status import stages
 
 
 def residuals(

@@ -6,6 +6,17 @@ from typing import Any
 from jaxmem.cli._options import Debug, JsonOut
 from jaxmem.cli._output import Outputs, clean_stdout
 
+# Headings → fields; of rates by their unit.
+_SIZES = {"GiB": "hbm_bytes", "usable": "usable_bytes"}
+_RATES = {
+    1e12: {"bf16\nTFLOP/s": "bfloat16", "fp16": "float16", "fp8": "float8", "int8": "int8"},
+    1e9: {
+        "memory\nGB/s": "hbm_bytes_per_second",
+        "host": "host_bytes_per_second",
+        "links": "interconnect_bytes_per_second",
+    },
+}
+
 
 def targets(json_out: JsonOut = None, debug: Debug = False):
     """List what can be compiled for: memory, rates, and whether its compiler is installed here."""
@@ -17,8 +28,7 @@ def targets(json_out: JsonOut = None, debug: Debug = False):
         start_jax()
         rows = chip_rows()
         outputs.write(stdout, {"--json": lambda: json.dumps({"targets": rows}, indent=2)})
-    if not outputs.to_stdout:
-        _print_table(rows)
+    outputs.show(*_table(rows))
 
 
 def chip_rows() -> list[dict[str, Any]]:
@@ -55,33 +65,26 @@ def chip_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def _print_table(rows: list[dict[str, Any]]):
-    from rich.console import Console
-    from rich.table import Table
+def _table(rows: list[dict[str, Any]]) -> list[Any]:
+    from rich.text import Text
 
     from jaxmem._installed import INSTALL_GPU, INSTALL_TPU
+    from jaxmem.report.terminal import Columns
 
-    console = Console()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("target", no_wrap=True)
-    for name in ("GiB", "usable", "bf16\nTFLOP/s", "fp16", "fp8", "int8", "memory\nGB/s", "host", "links"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        rates = row["flops_per_second"]
-        table.add_row(
-            row["name"],
-            *(f"{row[name] / 2**30:.2f}" for name in ("hbm_bytes", "usable_bytes")),
-            *(_rate(rates.get(dtype), 1e12) for dtype in ("bfloat16", "float16", "float8", "int8")),
-            *(_rate(row[f"{name}_bytes_per_second"], 1e9) for name in ("hbm", "host", "interconnect")),
-        )
-    console.print(table)
-    console.print(
+    def rates(key: str, unit: float) -> list[Text]:
+        return [Text(_rate(row[key] if key in row else row["flops_per_second"].get(key), unit)) for row in rows]
+
+    sizes = [(name, [Text(f"{row[key] / 2**30:.2f}") for row in rows]) for name, key in _SIZES.items()]
+    speeds = [(name, rates(key, unit)) for unit, of in _RATES.items() for name, key in of.items()]
+    shown: list[Any] = [
+        Columns(("target", [Text(row["name"]) for row in rows]), [*sizes, *speeds]),
         "Of one JAX device; dense rates; host and links in one direction. A topology may follow: tpu-v5e:2x2, or "
-        "gpu-h100:1x1x8 for slices x hosts x GPUs of a host. local and cpu are this machine. --json tells the sources."
-    )
+        "gpu-h100:1x1x8 for slices x hosts x GPUs of a host. local and cpu are this machine. --json tells the sources.",
+    ]
     for platform, cure in (("tpu", INSTALL_TPU), ("gpu", INSTALL_GPU)):
         installed = next(row["installed"] for row in rows if row["platform"] == platform)
-        console.print(f"Compiler of {platform}-…: {installed or f'not installed. {cure}'}", markup=False)
+        shown.append(Text(f"Compiler of {platform}-…: {installed or f'not installed. {cure}'}"))
+    return shown
 
 
 def _rate(value: int | None, unit: float) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from jaxmem._status import stages
 from jaxmem.cli._errors import INTERRUPTED
 from jaxmem.cli._options import (
     AccumulationSteps,
@@ -17,7 +18,6 @@ from jaxmem.cli._options import (
     build_config,
 )
 from jaxmem.cli._output import STDOUT, OutputError, Outputs
-from jaxmem.cli._status import stages
 
 
 def train(

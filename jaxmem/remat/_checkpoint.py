@@ -2,9 +2,9 @@
 
 import functools
 import inspect
-import warnings
 from typing import Any
 
+from jaxmem._blame import warn
 from jaxmem.errors import RematWarning
 from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._lower import JaxPolicy, lower
@@ -68,11 +68,10 @@ def checkpoint_unchecked(
 def _apply(target, policy: Policy, static_argnames, methods, scanned: bool, watched: bool):
     if policy.keeps_everything:
         if policy.save or policy.dots != "none":
-            warnings.warn(
+            warn(
                 f"The remat policy ({policy}) keeps everything, so it is none: rest='save' already saves what save and "
                 "dots name. Leave rest out to recompute what is not named.",
                 RematWarning,
-                stacklevel=3,
             )
         return target  # not everything_saveable, under which XLA keeps more than without a checkpoint
     asked = lower(policy)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxmem._shown import Brief, Shown
+from jaxmem.errors import InputError
 from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._checkpoint import checkpoint
 from jaxmem.remat._queries import PolicyQueries, check_names
@@ -112,9 +113,16 @@ def residuals(fn: Callable, *args, argnums: int | None = None, policy: str | Pol
     >>> table.before.total_bytes, [(row.op, row.size_bytes) for row in table.rows]
     (2048, [('dot_general', 1024)])
     """
+    if not callable(fn):
+        raise InputError(
+            wanted="a differentiable function and its arguments",
+            got=f"a {type(fn).__name__}",
+            do="Write residuals(loss, params, batch); of a step it is step.residuals().",
+        )
     before, queries = None, PolicyQueries()
     if policy is not None:
-        before, policy = residuals(fn, *args, argnums=argnums), as_policy(policy)
+        policy = as_policy(policy)
+        before = residuals(fn, *args, argnums=argnums)
         fn = queries.checkpoint(fn, policy) if policy.patterns else checkpoint(fn, policy)
     jaxpr, values = vjp_residuals(fn, *args, argnums=argnums)
     if policy is not None and policy.patterns and not policy.keeps_everything:

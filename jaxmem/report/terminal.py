@@ -1,9 +1,11 @@
 """Reports and comparisons for a terminal, as rich renderables."""
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -13,19 +15,52 @@ from jaxmem.analysis import Comparison, MemoryReport
 from jaxmem.report._views import label, numbers
 
 _BAR, _SHOWN_SHARE, _LARGEST, _FINDINGS = 30, 0.005, 8, 5
+_INDENT = 12  # characters, at most, of what continues a row
 
 _FITS_STYLE = {"yes": "green", "no": "red", "uncertain": "yellow"}
 
 
 def table(headings: Sequence[str], right: Collection[str] = (), *, header: bool = True) -> Table:
-    """A table without lines: the columns in `right` are set to the right and, as all without a header, not wrapped."""
-    made = Table(box=None, show_header=header, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    """A table without lines, the columns in `right` set to the right; see `WholeCells`."""
+    made = WholeCells(box=None, show_header=header, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for heading in headings:
-        if heading in right or not header:
-            made.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
-        else:
-            made.add_column(heading, overflow="fold")
+        made.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
     return made
+
+
+class WholeCells(Table):
+    """A table that breaks no cell: where the width is too small, each row goes on in lines below, indented."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if _width(console, options, self) <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        heads = [[_text(console, column.header) for column in self.columns]] if self.show_header else []
+        rows = list(zip(*([_text(console, c) for c in column.cells] for column in self.columns), strict=True))
+        widths = [max(cell.cell_len for cell in column) for column in zip(*heads, *rows, strict=True)]
+        beside = 1  # how many columns stand beside one another in the first line of a row
+        while sum(widths[: beside + 1]) + 2 * beside <= options.max_width:
+            beside += 1
+        styles = [self.header_style] * len(heads) + [row.style or "" for row in self.rows]
+        for cells, style in zip([*heads, *rows], styles, strict=True):
+            line, rest = Text(style=style), [cell for cell in cells[beside:] if cell.plain]
+            for cell, width, column in zip(cells[:beside], widths, self.columns, strict=False):
+                space = " " * (width - cell.cell_len)
+                line.append_text(Text.assemble(space, cell) if column.justify == "right" else cell.copy().append(space))
+                line.append("  ")
+            line.rstrip()
+            yield line
+            if rest:
+                yield Padding(Text("  ", style=style).join(rest), (0, 0, 0, min(widths[0], _INDENT) + 2))
+
+
+def _width(console: Console, options: ConsoleOptions, made: Table) -> int:
+    """The width that a table takes if it may."""
+    return Measurement.get(console, options.update(width=10_000), made).maximum
+
+
+def _text(console: Console, cell: Any) -> Text:
+    return console.render_str(cell) if isinstance(cell, str) else cell
 
 
 def print_report(report: MemoryReport, console: Console | None = None) -> None:
@@ -64,7 +99,7 @@ def render_comparison(comparison: Comparison) -> Group:
     rows = comparison.rows
     return Group(
         _title(f"target {comparison.target}", rows),
-        _Columns(rows),
+        _of_rows(rows),
         *_verdicts(rows),
         *(Text(f"\n{name}: {why}") for name, why in comparison.refused),
         *(Text(f"\n{choice}", style=f"bold {_FITS_STYLE[choice.fits]}") for choice in comparison.choices),
@@ -72,34 +107,41 @@ def render_comparison(comparison: Comparison) -> Group:
     )
 
 
-class _Columns:
-    """One line a variant; as many tables below one another as the width asks for."""
+class Columns:
+    """As many tables below one another as the width asks for, each with some of the columns beside the names.
 
-    def __init__(self, rows: Sequence[MemoryReport]):
-        self.rows = rows
+    Args:
+      names: heading and cells of the first column, which every table repeats.
+      columns: headings and cells of the others, which are set to the right.
+    """
+
+    def __init__(self, names: tuple[str, Sequence[Text]], columns: Sequence[tuple[str, Sequence[Text]]]):
+        self.names, self.columns = names, columns
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        left = list(columns(type(self.rows[0]), "row"))
-        first = True
+        left = list(self.columns)
         while left:
             count = len(left)
-            while count > 1 and self._width(console, options, left[:count]) > options.max_width:
+            while count > 1 and _width(console, options, self._table(left[:count])) > options.max_width:
                 count -= 1
-            if not first:
-                yield ""
             yield self._table(left[:count])
-            left, first = left[count:], False
+            left = left[count:]
+            if left:
+                yield ""
 
-    def _width(self, console, options, shown) -> int:
-        return Measurement.get(console, options.update(width=10_000), self._table(shown)).maximum
-
-    def _table(self, shown) -> Table:
-        headings = [each.headings["row"] for each in shown]
-        made = table(("variant", *headings), right=headings)
-        for row in self.rows:
-            cells = [each.text(row) for each in shown]
-            made.add_row(Text(row.name), *(Text(cell, style=_FITS_STYLE.get(cell, "")) for cell in cells))
+    def _table(self, shown: Sequence[tuple[str, Sequence[Text]]]) -> Table:
+        headings, columns = zip(self.names, *shown, strict=True)
+        made = table(headings, right=headings[1:])
+        for row in zip(*columns, strict=True):
+            made.add_row(*row)
         return made
+
+
+def _of_rows(rows: Sequence[MemoryReport]) -> Columns:
+    """One line a variant."""
+    cells = [(each.headings["row"], [each.text(row) for row in rows]) for each in columns(type(rows[0]), "row")]
+    styled = [(heading, [Text(cell, style=_FITS_STYLE.get(cell, "")) for cell in texts]) for heading, texts in cells]
+    return Columns(("variant", [Text(row.name) for row in rows]), styled)
 
 
 def _kinds(report: MemoryReport) -> list:

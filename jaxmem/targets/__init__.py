@@ -1,5 +1,6 @@
 """Targets: the chips that a step is compiled for, on this machine or not, and their compilers."""
 
+from jaxmem.targets._at_hand import target_at_hand as target_at_hand
 from jaxmem.targets._chip import Chip as Chip
 from jaxmem.targets._chip import GpuFacts as GpuFacts
 from jaxmem.targets._chip import TpuFacts as TpuFacts

@@ -1,9 +1,9 @@
 """The chip and topology that a target's name stands for."""
 
-import difflib
 import math
 import re
 
+from jaxmem._suggest import meant
 from jaxmem.errors import UnknownTargetError
 from jaxmem.targets._chip import Chip, TpuFacts
 from jaxmem.targets._gpus import GPUS
@@ -42,13 +42,28 @@ def find_chip(name: str) -> Chip:
     chip = _BY_NAME.get(_ALIASES.get(key, key))
     if chip is not None:
         return chip
-    same = [known for known in _BY_NAME if known.startswith(key)] if key.count("-") else []
-    close = same or difflib.get_close_matches(key, [*_BY_NAME, *_ALIASES], n=1)
+    close = _meant(key)
     raise UnknownTargetError(
         wanted=f"a target that this version compiles for: {', '.join(KNOWN_TARGETS)}",
         got=repr(name),
         do=f"Did you mean {' or '.join(close)}?" if close else "Run `jaxmem targets` for what each of them is.",
     )
+
+
+def _meant(key: str) -> list[str]:
+    """The targets that an unknown name probably stands for.
+
+    >>> _meant("h100"), _meant("v5e"), _meant("nvidia-a100"), _meant("gpu-h10")
+    (['gpu-h100'], ['tpu-v5e'], ['gpu-a100-40g', 'gpu-a100-80g'], ['gpu-h100'])
+    """
+    chip = re.sub(r"^(gpu|tpu|cuda|nvidia|google|tesla)[-:]?", "", key)
+    whole = [*_BY_NAME, *_ALIASES]
+    same = [known for known in whole if chip and known.partition("-")[2] == chip]
+    same = same or [known for known in _BY_NAME if chip and known.partition("-")[2].startswith(f"{chip}-")]
+    if chip and not same:
+        close = meant(key, ["local", "cpu", *whole])
+        same = [] if close is None else [close]
+    return list(dict.fromkeys(_ALIASES.get(name, name) for name in same))
 
 
 def parse_name(name: str) -> tuple[Chip, str]:

@@ -150,8 +150,7 @@ class _Compiler:
                 found = own or (self.peaks.get(key) if self.remembers else None)
                 if found is not None and not anew:
                     return Measured(**found._asdict(), fresh=False, confirmed=own is not None)
-                so_far = _so_far(self.trials.made)
-                _logger.info("a budget of %s on %s: %s", format_bytes(self.limit_bytes), self.target.name, so_far)
+                _logger.info("budget trial %d%s", *self._so_far())
                 self.compiles += 1
                 peak = compiled_peak(spec, traced, lowered, self.target)
         except Exception as error:
@@ -161,6 +160,11 @@ class _Compiler:
             return Measured(peak_bytes=REFUSED)
         self.peaks.put(key, peak)
         return Measured(**peak._asdict())
+
+    def _so_far(self) -> tuple[int, str]:
+        """The number of the trial to come, and what those before it reached."""
+        peaks = [trial.peak_bytes for trial in self.trials.made if trial.peak_bytes < REFUSED]
+        return len(self.trials.made) + 1, f", smallest peak so far {format_bytes(min(peaks))}" if peaks else ""
 
     def _candidate(self, assignment: Assignment) -> tuple[StepSpec, TargetProgram, jax.stages.Lowered, str]:
         """The step of a choice, traced and lowered once, and the content of its program."""
@@ -221,9 +225,3 @@ def _said(
     values = in_the_way(problem, least)
     got = f"{error.got}, on {target.name}{known}" + (f"; the largest that it keeps are {values}" if values else "")
     return BudgetInfeasible(wanted=wanted, got=got, do=error.do + hint)
-
-
-def _so_far(trials: list[Trial]) -> str:
-    if not trials:
-        return "compiling the first choice"
-    return f"{len(trials)} compiled, the smallest peak {format_bytes(min(t.peak_bytes for t in trials))}; one more"

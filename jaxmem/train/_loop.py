@@ -11,7 +11,16 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxmem.errors import InputError, MetricError, NonFiniteError, SettingWarning, TooManySkippedWindows, WorkloadError
+from jaxmem._cell import shortening
+from jaxmem.errors import (
+    InputError,
+    MetricError,
+    NonFiniteError,
+    SettingWarning,
+    StateError,
+    TooManySkippedWindows,
+    WorkloadError,
+)
 from jaxmem.train._loop_io import Interrupts, MetricsFile, ProgressBar
 from jaxmem.train._state import check_alive
 from jaxmem.workload import path_string
@@ -42,6 +51,7 @@ class LoopResult:
     metrics: Mapping[str, Any]
 
 
+@shortening()
 def train_loop(
     step,
     state,
@@ -116,6 +126,7 @@ def run_loop(
 ) -> LoopResult:
     """`train_loop`, saying also how it ended."""
     _check_counts(num_steps=num_steps, log_every=log_every, max_skipped=max_skipped)
+    _check_given(step, state)
     check_alive(state)
     if max_skipped != MAX_SKIPPED and getattr(state, "loss_scale", None) is None:
         message = f"max_skipped={max_skipped} does nothing, as windows are skipped under a loss scale only."
@@ -264,6 +275,15 @@ def _batches(data, first: int, num_steps: int) -> Iterator:
         got=f"a {type(data).__name__}",
         do="Wrap it in one of these.",
     )
+
+
+def _check_given(step: Any, state: Any) -> None:
+    if not callable(step) or not hasattr(state, "window"):
+        raise StateError(
+            wanted="train_loop(step, state, data, num_steps): a step of make_train_step, a state of step.init()",
+            got=f"a {type(step).__name__} and a {type(state).__name__}",
+            do="Write step = make_train_step(workload); train_loop(step, step.init(), workload.data, 100).",
+        )
 
 
 def _check_counts(**counts):

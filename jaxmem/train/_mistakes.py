@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._blame import users_frame, where_raised
+from jaxmem._cell import shortening
 from jaxmem._signatures import call_loss, declares
 from jaxmem.errors import BatchError, JaxmemError, WorkloadError
 from jaxmem.objective import terms_of
@@ -30,7 +31,8 @@ def blaming(spec: StepSpec, state: Any = None, batch: Any = None) -> Iterator[No
       state, batch: what it is called with.
     """
     try:
-        yield
+        with shortening():
+            yield
     except (JaxmemError, jax.errors.JaxRuntimeError, FloatingPointError):  # what fails when it runs took the state
         raise
     except Exception as error:

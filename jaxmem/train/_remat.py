@@ -2,9 +2,9 @@
 
 import dataclasses
 import math
-import warnings
 
 from jaxmem import remat
+from jaxmem._blame import warn
 from jaxmem._units import format_bytes
 from jaxmem.errors import RematWarning
 from jaxmem.objective import LossOutput
@@ -61,7 +61,7 @@ def _around(spec: StepSpec, update: Update) -> Update:
 
     def checked(state, batch, **options):
         for message in examine(spec).warnings:
-            warnings.warn(message, RematWarning, stacklevel=2)
+            warn(message, RematWarning)
         return update(state, batch, **options)
 
     return checked

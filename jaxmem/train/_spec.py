@@ -12,6 +12,7 @@ from jaxmem import accumulate, precision, remat
 from jaxmem._miscompilations import Miscompilation, faults_met, without_faults
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, WorkloadError
+from jaxmem.policy import Policy
 from jaxmem.remat.auto import ResidualPlan
 from jaxmem.targets import one_device
 from jaxmem.train._layout import Layout, sharding_of, unsharded
@@ -54,7 +55,10 @@ class StepSpec:
             )
         config = MemoryConfig() if config is None else config
         if not isinstance(config, MemoryConfig):
-            raise ConfigError(wanted="a jaxmem.MemoryConfig", got=repr(config), do="Pass MemoryConfig(...).")
+            fields = f"remat={config!r}" if isinstance(config, (str, Policy)) else "..."
+            raise ConfigError(
+                wanted="a jaxmem.MemoryConfig", got=repr(config)[:200], do=f"Pass MemoryConfig({fields})."
+            )
         check_widths(config)
         return cls(workload=workload, config=config, layout=Layout.of(workload, mesh))
 

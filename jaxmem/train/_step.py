@@ -1,12 +1,13 @@
 """`make_train_step`: a workload and a config become one jitted, donated optimizer step."""
 
-import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxmem import remat
+from jaxmem._blame import warn
+from jaxmem._cell import shortening
 from jaxmem._shown import brief, differing, name_of, one_line
 from jaxmem.analysis import MemoryReport
 from jaxmem.budget import parse_budget
@@ -27,6 +28,7 @@ from jaxmem.train._update import abstract_arguments, abstract_state, idle_settin
 from jaxmem.workload import Workload, check_key, path_string
 
 
+@shortening()
 def make_train_step(
     workload: Workload,
     config_or_plan: MemoryConfig | None = None,
@@ -65,9 +67,11 @@ def make_train_step(
     (1.0, 0.8)
     """
     spec = StepSpec.of(workload, config_or_plan, mesh)
+    if target is not None:
+        resolve_target(target)  # an unknown name is said here, and not when the step is first compiled for it
     step = TrainStep(spend(spec, target), target)
     for message in idle_settings(spec):
-        warnings.warn(message, SettingWarning, stacklevel=2)
+        warn(message, SettingWarning)
     return step
 
 
@@ -92,6 +96,7 @@ class TrainStep:
 
     # -- running -----------------------------------------------------------------------------------
 
+    @shortening()
     def init(self, rng: Any = None) -> TrainState:
         """A new state, on the step's mesh or the default device.
 
@@ -117,6 +122,7 @@ class TrainStep:
         with blaming(spec), spec.entered(rng):
             return jax.jit(lambda given, rng: new_state(spec, given, rng), out_shardings=places)(spec.given(), rng)
 
+    @shortening()
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         """One optimizer step on a batch; `state` is donated. Metrics hold "loss" and the loss's own.
 
@@ -159,6 +165,7 @@ class TrainStep:
         """
         return programs.compile_step(self.spec, self.target)
 
+    @shortening()
     def report(self) -> MemoryReport:
         """What the compiled step needs, on the step's target."""
         return report(self.spec, self.target)

@@ -2,14 +2,16 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from jaxmem import analysis
+from jaxmem._cell import shortening
 from jaxmem.analysis import Comparison, MemoryReport, as_program, refuse_arguments
 from jaxmem.analysis._progress import Progress
 from jaxmem.config import MemoryConfig
-from jaxmem.errors import InputError, WorkloadError
-from jaxmem.targets import Target
+from jaxmem.errors import ConfigError, InputError, WorkloadError
+from jaxmem.policy import Policy
+from jaxmem.targets import Target, mesh_of, resolve_target, target_at_hand
 from jaxmem.train._budget import spend
 from jaxmem.train._report import program, report
 from jaxmem.train._spec import StepSpec
@@ -17,6 +19,7 @@ from jaxmem.train._step import TrainStep
 from jaxmem.workload import Workload
 
 
+@shortening()
 def analyze(
     fn: Any,
     *args: Any,
@@ -69,11 +72,13 @@ def analyze(
     return analysis.analyze(fn, *args, target=target, **options)
 
 
+@shortening()
 def compare(
     variants: Mapping[str, Any],
     *args: Any,
     target: str | Target | None = None,
     progress: Progress | None = None,
+    without_effect: Literal["raise", "refuse"] = "raise",
 ) -> Comparison:
     """Compiles each variant for one target and puts the reports side by side.
 
@@ -83,11 +88,13 @@ def compare(
       variants: name → `MemoryConfig`, with a `Workload` as the only one of `args`; a `TrainStep`; or what
         `jaxmem.analysis.compare` takes: functions of `args`, lowered or compiled programs.
       *args: what all variants are given.
-      target: "local" (None), "cpu", the name of a chip, or a `Target`.
+      target: "local", "cpu", the name of a chip, or a `Target`. None is "local"; for configs, `target_for(workload)`.
       progress: called with a variant's name and "tracing", "compiling" or "done"; without it a terminal shows a line.
+      without_effect: "raise" stops at a remat setting that leaves the residuals unchanged, before the first compile;
+        "refuse" leaves it out of the rows, and says so in `refused`.
 
     Raises:
-      RematWithoutEffect: a remat setting that leaves the residuals unchanged.
+      RematWithoutEffect: a remat setting that leaves the residuals unchanged, unless it is to be `refused`.
       InputError: no variants. Whatever the first of them raises, such as BudgetInfeasible, where all are refused;
         where some are not, the others are `refused`.
 
@@ -103,6 +110,12 @@ def compare(
     def make(variant: Any, *args: Any, name: str, target: Target) -> Any:
         if isinstance(variant, TrainStep):
             return program(variant.spec, name, target)
+        if isinstance(variant, (str, Policy)) and any(isinstance(arg, Workload) for arg in args):
+            raise ConfigError(
+                wanted=f"a MemoryConfig named {name!r} beside a Workload",
+                got=repr(variant),
+                do=f"Write {{{name!r}: MemoryConfig(remat={variant!r})}}.",
+            )
         if not isinstance(variant, MemoryConfig):
             return as_program(variant, *args, name=name, target=target)
         if len(args) != 1 or not isinstance(args[0], Workload):
@@ -119,4 +132,18 @@ def compare(
             spec = spend(dataclasses.replace(spec, config=variant, plain=spec), target)
         return program(spec, name, target)
 
-    return analysis.compare(variants, *args, target=target, progress=progress, make=make)
+    configs = isinstance(variants, Mapping) and all(isinstance(each, MemoryConfig) for each in variants.values())
+    if target is None and configs and len(args) == 1 and isinstance(args[0], Workload):
+        target = target_for(args[0])
+    return analysis.compare(variants, *args, target=target, progress=progress, make=make, without_effect=without_effect)
+
+
+def target_for(workload: Workload, *, runs: bool = False) -> Target:
+    """The target of a comparison that names none: `targets.target_at_hand`, which shows what remat saves.
+
+    A workload that lies on several devices of this machine stays there: "local".
+    """
+    mesh = mesh_of(mixed=True, params=workload.params, batch=workload.batch)
+    if mesh is not None and mesh.size > 1:
+        return resolve_target("local")
+    return target_at_hand(runs=runs)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxmem._cell import shortening
 from jaxmem._shown import one_line
 from jaxmem.analysis import MemoryReport
 from jaxmem.config import MemoryConfig
@@ -23,6 +24,7 @@ from jaxmem.train._step import TrainStep
 from jaxmem.train._verification import Check, Verification
 
 
+@shortening()
 def verify(
     step: TrainStep,
     reference: TrainStep | None = None,

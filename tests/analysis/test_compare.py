@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem.analysis import Program, as_program, compare
+from jaxmem.analysis import Program, as_program, compare, join_comparisons
 from jaxmem.errors import InputError, RematWithoutEffect
 
 from .programs import FORWARD, INPUTS, WEIGHTS, scanned
@@ -61,7 +61,7 @@ def test_a_remat_setting_without_effect_stops_before_any_compile():
 
     plain = program(saved_residual_bytes=100)
     dead = Program(name="q", lower=never, remat="dots", saved_residual_bytes=100, plain_residual_bytes=lambda: 100)
-    with pytest.raises(RematWithoutEffect, match=r"remat='dots' to change what 'b' keeps .* got 100 bytes"):
+    with pytest.raises(RematWithoutEffect, match=r"remat='dots' to change what 'b' keeps .* got 100 B"):
         compare({"a": plain, "b": dead})
 
 
@@ -101,11 +101,21 @@ def test_a_terminal_shows_what_a_comparison_is_at(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     compare({"sin": jnp.sin, "cos": jnp.cos}, 1.0)
-    shown = [line.strip() for line in capsys.readouterr().err.split("\r\x1b[K")]
-    said = [
-        f"jaxmem: {stage} {what} …" for stage in ("tracing", "compiling") for what in ("sin (1 of 2)", "cos (2 of 2)")
-    ]
-    assert shown == ["", *said, ""]
+    shown = capsys.readouterr().err
+    assert "2 of 2, compiling cos, 0 s" in shown
+    assert shown.endswith("\r\x1b[1A\x1b[2K")  # the line is gone in the end
+
+
+def test_a_setting_without_effect_may_cost_one_row_only():
+    idle = program(remat="dots", saved_residual_bytes=100, plain_residual_bytes=100)
+    plain = program(saved_residual_bytes=100)
+    table = compare({"plain": plain, "idle": idle}, without_effect="refuse")
+    assert [row.name for row in table.rows] == ["plain"] and table.without_effect == ("idle",)
+    assert "100 B of residuals with and without it" in dict(table.refused)["idle"]
+    both = join_comparisons([table, table])
+    assert both.without_effect == ("idle on local", "idle on local")
+    with pytest.raises(RematWithoutEffect):
+        compare({"idle": idle}, without_effect="refuse")
 
 
 def test_a_remat_setting_with_an_effect_or_none_at_all_passes():

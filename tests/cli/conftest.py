@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from jaxmem.cli import _status
+from jaxmem import _status
 
 
 @pytest.fixture(autouse=True)

@@ -77,7 +77,7 @@ def test_a_backend_that_does_not_start_is_broken_and_an_idle_accelerator_is_a_wa
     assert check_backend({"error": "boom"}, [])[0].status == "broken"
     probe = {"backend": "cpu", "devices": {"cpu": 2}, "memory_bytes": 2**31, "memory_of": "of this machine"}
     backend, memory = check_backend(probe, [])
-    assert (backend.status, backend.found, memory.found) == ("ok", "cpu: 2 x cpu", "2.0 GiB of this machine")
+    assert (backend.status, backend.found, memory.found) == ("ok", "cpu: 2 x cpu", "2.00 GiB of this machine")
     assert check_backend(probe, ["/dev/nvidia0"])[0].status == "warn"
 
 
@@ -106,7 +106,7 @@ def test_the_doctor_on_this_machine_as_json(capfd):
     assert checks["Python"]["status"] == checks["jax"]["status"] == "ok"
     for target in ("tpu-v5e", "gpu-h100"):
         check = checks[f"compiling for {target}"]
-        assert check["status"] == "ok" and check["found"].startswith("a program of 262144 bytes in ")
+        assert check["status"] == "ok" and check["found"].startswith("a program of 256.0 KiB in ")
 
 
 def test_a_backend_that_aborts_is_reported_not_shared(capfd, monkeypatch):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from jaxmem.cli import _output
-from jaxmem.cli._output import OutputError, check_writable, clean_stdout, write_result, write_text
+from jaxmem.cli._output import OutputError, check_writable, clean_stdout, show, write_result, write_text
 
 pytestmark = pytest.mark.once
 
@@ -84,3 +84,14 @@ def test_a_captured_stdout_works_too(capsys):
         write_result("-", "[]", out, "--json")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("[]\n", "noise\n")
+
+
+def test_a_reader_that_has_seen_enough_does_not_change_how_a_command_ends(tmp_path, monkeypatch):
+    """The verdict, exit code 1 of what does not fit, comes after the table."""
+    there, here = os.pipe()
+    os.close(there)
+    with os.fdopen(here, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        show("a table")
+        write_result("-", "{}", stream, "--json")
+        print("more")

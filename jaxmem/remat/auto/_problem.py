@@ -9,6 +9,7 @@ import jax
 import jax.extend.core as jex
 from jax.core import Tracer
 
+from jaxmem._cell import shortening
 from jaxmem._compat import effect_names
 from jaxmem.remat._residuals import Residual, residuals
 from jaxmem.remat.auto._candidates import candidates
@@ -159,7 +160,7 @@ def build_problem(
         chosen = frozenset(argnums)
         marked = tuple(jax.tree.map(lambda _, i=i: i in chosen, arg) for i, arg in enumerate(args))
         differentiated = call.arrays_of((marked, jax.tree.map(lambda _: False, kwargs)))
-    with in_mesh(mesh_of(mixed=True, arguments=(args, kwargs)), args, kwargs):
+    with shortening(), in_mesh(mesh_of(mixed=True, arguments=(args, kwargs)), args, kwargs):
         return problem_of(program_of(call, call.leaves, differentiated), rates, shards)
 
 

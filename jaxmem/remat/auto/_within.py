@@ -119,8 +119,8 @@ def within_bytes(problem: Problem, size: int, *, objective: str = "seconds", off
     raise BudgetInfeasible(
         wanted=f"residuals and a working set within {wanted}",
         got=f"at least {got}: {format_bytes(least.kept_bytes)} of what blocks are "
-        f"given and what is kept outside of them, and a working set of {format_bytes(least.working_bytes)}; the "
-        f"largest are {in_the_way(problem, least)}",
+        f"given and what is kept outside of them, and a working set of {format_bytes(least.working_bytes)}"
+        f"{_largest(problem, least)}",
         do="Allow more bytes, or cut the batch into micro-batches.",
     )
 
@@ -144,9 +144,14 @@ def within_share(problem: Problem, share: float, *, objective: str = "seconds", 
     raise BudgetInfeasible(
         wanted=f"at most {share:g} of the residuals, {wanted} of {format_bytes(problem.plain_bytes)}",
         got=f"at least {least.kept_bytes / problem.plain_bytes:.3g}, {got}: what blocks are given and "
-        f"what is kept outside of them; the largest are {in_the_way(problem, least)}",
+        f"what is kept outside of them{_largest(problem, least)}",
         do="Allow a larger share.",
     )
+
+
+def _largest(problem: Problem, least: Assignment) -> str:
+    values = in_the_way(problem, least)
+    return f"; the largest are {values}" if values else ""
 
 
 def _least(problem: Problem, room: float, size: Callable[[Assignment], int], objective: str) -> tuple[Assignment, bool]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.extend.core as jex
 
+from jaxmem._cell import shortening
 from jaxmem.remat.jaxprs._equations import is_value
 from jaxmem.targets import in_mesh, mesh_of
 
@@ -26,7 +27,7 @@ def vjp_residuals(fn: Callable, *args, argnums: int | None = None) -> tuple[jex.
         before, after = args[:argnums], args[argnums + 1 :]
         return jax.tree.leaves(jax.vjp(lambda arg: fn(*before, arg, *after), args[argnums])[1])
 
-    with in_mesh(mesh_of(mixed=True, arguments=args), args):
+    with in_mesh(mesh_of(mixed=True, arguments=args), args), shortening(all=True):
         jaxpr = jax.make_jaxpr(kept)(*args).jaxpr
     given = {*jaxpr.invars, *jaxpr.constvars}
     return jaxpr, tuple(dict.fromkeys(v for v in jaxpr.outvars if is_value(v) and v not in given))

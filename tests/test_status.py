@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from jaxmem.cli import _status
+from jaxmem import _status
 
 pytestmark = pytest.mark.once
 
@@ -19,7 +19,10 @@ def test_a_stage_that_takes_long_is_named(capsys, monkeypatch):
         time.sleep(1.5)
         stage("done")
     time.sleep(0.7)
-    assert capsys.readouterr().err.splitlines() == ["jaxmem: tracing …", "jaxmem: compiling the first choice …"]
+    assert capsys.readouterr().err.splitlines() == [
+        "jaxmem: tracing …",
+        "jaxmem: tracing: compiling the first choice …",
+    ]
     assert not logging.getLogger("jaxmem").handlers
 
 
