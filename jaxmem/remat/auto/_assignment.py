@@ -27,7 +27,7 @@ class Assignment:
       choices: by the block's name.
       kept_bytes: by all blocks and outside of them, on the device; modelled.
       outside_bytes: of these, outside of blocks and by the last block: freed before the others are differentiated.
-      end_bytes: these, and the working set of the last block.
+      end_bytes: what is kept outside of blocks, and all that the last block's backward pass reads.
       host_bytes: in host memory.
       working_bytes: of the block with the largest working set.
       recompute_flops, recompute_seconds: what runs a second time.
@@ -80,11 +80,11 @@ def assignment_of(problem: Problem, members, price: float, bound: float) -> Assi
         if count
     ]
     total = lambda of: sum(of(g.candidates, c) * g.times * n for g, c, n in pairs)  # noqa: E731
-    outside = problem.base_bytes + sum(g.candidates.kept_bytes(c) for g, c, _ in pairs if g.last)
+    of_last = lambda of: problem.base_bytes + sum(of(g.candidates, c) for g, c, _ in pairs if g.last)  # noqa: E731
     return Assignment(
         choices=choices,
-        outside_bytes=outside,
-        end_bytes=outside + sum(g.candidates.working_bytes(c) for g, c, _ in pairs if g.last),
+        outside_bytes=of_last(lambda c, choice: c.kept_bytes(choice)),
+        end_bytes=of_last(lambda c, choice: c.end_bytes(choice)),
         kept_bytes=problem.base_bytes + total(lambda c, choice: c.kept_bytes(choice)),
         host_bytes=total(lambda c, choice: int(c.value_bytes[list(choice.offloaded)].sum())),
         working_bytes=max((g.candidates.working_bytes(c) for g, c, _ in pairs), default=0),
@@ -160,8 +160,9 @@ def _is_product(eqn, batched: bool) -> bool:
     return eqn.primitive.name == "dot_general" and (batched or not any(eqn.params["dimension_numbers"][1]))
 
 
-def nested(problem: Problem, *, objective: str = "seconds") -> Assignment | None:
-    """Every scan of N blocks in segments of about sqrt(N), of which each keeps its first input; None without scans.
+def nested(problem: Problem, least: Assignment, *, objective: str = "seconds") -> Assignment | None:
+    """What keeps the least, with every scan of N blocks in segments of about sqrt(N), of which each keeps its first
+    input; None without scans.
 
     While a segment is differentiated it keeps an input a layer, and runs twice more: once for those inputs, and each
     layer once for its own backward pass. After Chen et al. 2016 (https://arxiv.org/abs/1604.06174).
@@ -175,7 +176,7 @@ def nested(problem: Problem, *, objective: str = "seconds") -> Assignment | None
             segments[name] = segment_lengths(length, "sqrt", None)
     if not segments:
         return None
-    return in_segments(problem, smallest(problem, objective=objective), segments, objective=objective)
+    return in_segments(problem, least, segments, objective=objective)
 
 
 def in_segments(

@@ -122,6 +122,15 @@ class Candidates:
         missing[list(choice.kept)] = False
         return int(self.held_bytes[missing].sum())
 
+    def end_bytes(self, choice: Choice) -> int:
+        """Bytes of what is kept and of the residuals that are not, where nothing is stored for a later backward pass.
+
+        There the compiler fuses broadcasts and views, kept or not.
+        """
+        there = self.is_residual.copy()
+        there[list(choice.kept)] = True
+        return int(self.held_bytes[there].sum())
+
     def recompute_flops(self, choice: Choice) -> float:
         """FLOPs of products and kernels that run a second time."""
         return float(self.flops[self.recomputed(choice)].sum())
