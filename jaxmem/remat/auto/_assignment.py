@@ -8,10 +8,8 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from jaxmem.remat._nested_pricing import segment_lengths
-from jaxmem.remat.auto._candidates import Candidates, Choice
+from jaxmem.remat.auto._candidates import Choice
 from jaxmem.remat.auto._costs import Cost
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._solve import Group
@@ -95,9 +93,10 @@ def assignment_of(problem: Problem, members, price: float, bound: float) -> Assi
     )
 
 
-def smallest(problem: Problem, *, objective: str = "seconds") -> Assignment:
-    """What keeps the least: of each block no more than its inputs."""
-    return uniform(problem, lambda group: group.candidates.least, objective=objective)
+def smallest(problem: Problem, *, objective: str = "seconds", end: str = "inputs") -> Assignment:
+    """What keeps the least: of each block no more than its inputs; of the last what `end` says, as of `Limits`."""
+    least = lambda g: g.candidates.ending(end if g.last else "inputs")  # noqa: E731
+    return uniform(problem, least, objective=objective)
 
 
 def plain(problem: Problem, *, objective: str = "seconds") -> Assignment:
@@ -129,8 +128,8 @@ def standard(problem: Problem, *, objective: str = "seconds") -> dict[str, Assig
     """By name, "full", "dots_no_batch", "dots", "none"; what follows the last block keeps everything."""
     kinds = {
         "full": lambda c: c.least,
-        "dots_no_batch": lambda c: _products(c, batched=False),
-        "dots": lambda c: _products(c, batched=True),
+        "dots_no_batch": lambda c: c.products(batched=False),
+        "dots": lambda c: c.products(),
         "none": lambda c: c.plain,
     }
 
@@ -148,16 +147,6 @@ def repriced(problem: Problem, assignment: Assignment, *, objective: str) -> Ass
         found = in_segments(problem, found, assignment.segments, objective=objective)
     same = abs(found.price - assignment.price) <= 1e-9 * abs(found.price)
     return dataclasses.replace(found, bound=assignment.bound) if same else found
-
-
-def _products(c: Candidates, *, batched: bool) -> Choice:
-    """Keeps the outputs of matrix products as far as they are read; where `batched`, of those with batch dimensions."""
-    eqns = [c.forward.jaxpr.eqns[c.equations[e]] if e >= 0 else None for e in c.maker]
-    return c.keeping(np.array([eqn is not None and _is_product(eqn, batched) for eqn in eqns], bool))
-
-
-def _is_product(eqn, batched: bool) -> bool:
-    return eqn.primitive.name == "dot_general" and (batched or not any(eqn.params["dimension_numbers"][1]))
 
 
 def nested(problem: Problem, least: Assignment, *, objective: str = "seconds") -> Assignment | None:

@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from jaxmem._units import format_apart
 from jaxmem.errors import BudgetInfeasible
-from jaxmem.remat.auto._assignment import Assignment, nested, plain, repriced, smallest, standard
+from jaxmem.remat.auto._assignment import Assignment, assigned, nested, plain, repriced, smallest, standard
 from jaxmem.remat.auto._problem import Problem
-from jaxmem.remat.auto._trial import SAME_PRICE, Measured, Trial, alike
+from jaxmem.remat.auto._trial import SAME_PRICE, Fitted, Measured, Trial, alike
 from jaxmem.remat.auto._within import assign, within
 
 MAX_COMPILES = 6
@@ -24,21 +25,6 @@ _LEFT = 0.97  # while all peaks that fit are below this, choices that the model 
 _HOPES = (0.0, 0.03, 0.06, 0.1)  # by so much over it; without them 4 budgets of 40 are dearer, one twice as dear
 _BARGAIN = 0.95  # else one more is tried, if its price is below this share of the best,
 _HARDLY = (0.005, 0.01, 0.015, 0.02)  # and it is so much over the budget
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """The cheapest choice that was seen to stay within the budget.
-
-    Args:
-      best: that choice.
-      trials: everything that was tried, in order.
-      compiles: how many of the trials were compiled now, and not remembered.
-    """
-
-    best: Trial
-    trials: tuple[Trial, ...]
-    compiles: int
 
 
 class Search:
@@ -60,36 +46,38 @@ class Search:
             dataclasses.replace(t, assignment=repriced(problem, t.assignment, objective=objective)) for t in earlier
         ]
         self.compiles = self.attempts = 0
+        self.last = [name for name, at in problem.group_of.items() if problem.groups[at].last]
+        self.end = "everything"
 
     @functools.cached_property
     def standard(self) -> dict[str, Assignment]:
         return standard(self.problem, objective=self.objective)
 
     @functools.cached_property
-    def smallest(self) -> Assignment:
-        return smallest(self.problem, objective=self.objective)
+    def leasts(self) -> dict[str, Assignment]:
+        """What keeps the least, by what the last block keeps: everything, as it is written, or less.
 
-    @property
-    def untried(self) -> list[Assignment]:
-        """The two candidates for the smallest peak, without those tried: recomputing the head may need more memory."""
-        return [each for each in (self.standard["full"], self.smallest) if self.known(each) is None]
-
-    @property
-    def end_again(self) -> bool:
-        """Whether what follows the last block is recomputed: only where even full remat without that is too large."""
-        if self.standard["full"].choices == self.smallest.choices:
-            return False
-        full = self.known(self.standard["full"])
-        return full is not None and full.peak_bytes > self.budget_bytes
+        It keeps its products alone only where the model says that its backward pass needs the most: what a rule round
+        it saves there, and what it takes, only a compile can tell.
+        """
+        full, again = (smallest(self.problem, objective=self.objective, end=end) for end in ("everything", "inputs"))
+        if full.choices == again.choices:
+            return {"everything": full}
+        products = smallest(self.problem, objective=self.objective, end="products")
+        binds = full.end_bytes > full.working_bytes and products.choices not in (full.choices, again.choices)
+        return {"everything": full, **({"products": products} if binds else {}), "inputs": again}
 
     @property
     def similar(self) -> list[Trial]:
-        """The trials from which the model is corrected: its error is another where the end is recomputed."""
-        full = self.standard["full"].choices
-        last = [name for name, at in self.problem.group_of.items() if self.problem.groups[at].last]
-        again = self.end_again
-        found = [t for t in self.trials if any(t.assignment.choices[n] != full[n] for n in last) == again]
-        return found or self.trials
+        """The trials whose last block keeps as much: where it keeps another share, the model has another error."""
+        return [t for t in self.trials if self.end_of(t.assignment) == self.end]
+
+    def end_of(self, assignment: Assignment) -> str | None:
+        """What its last block keeps."""
+        for end, least in self.leasts.items():
+            if all(assignment.choices[name] == least.choices[name] for name in self.last):
+                return end
+        return None
 
     @functools.cached_property
     def cheapest(self) -> float:
@@ -106,18 +94,20 @@ class Search:
     def fitting(self) -> list[Trial]:
         return [t for t in self.trials if t.peak_bytes <= self.budget_bytes]
 
+    @property
+    def best(self) -> Trial:
+        """The cheapest that fits."""
+        return min(self.fitting, key=lambda t: t.assignment.price)
+
     def known(self, assignment: Assignment) -> Trial | None:
         """A trial of the same choices, or of such as compile to nearly the same program."""
         differ = _MARGIN * self.budget_bytes
         return next((t for t in self.trials if alike(self.problem, t.assignment, assignment, differ)), None)
 
-    def assign(self, room: float, **excluded) -> Assignment | None:
-        options = {"objective": self.objective, "offload": self.offload, "end_again": self.end_again}
-        return assign(self.problem, room, **options, **excluded)
-
-    def within(self, room: float, objective: str) -> Assignment | None:
-        options = {"objective": objective, "offload": self.offload, "end_again": self.end_again}
-        return within(self.problem, room, **options)
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of what solves."""
+        return {"objective": self.objective, "offload": self.offload, "end": self.end}
 
     def attempt(self, assignment: Assignment) -> Trial:
         found = self.measure(assignment)
@@ -126,24 +116,46 @@ class Search:
         self.trials.append(found.trial(assignment))
         return self.trials[-1]
 
+    def run(self, room: float) -> Fitted:
+        """Tries choices that leave what follows the last block as it is written, then others, then what is left."""
+        self.by_size(room)
+        for end in list(self.leasts)[1:]:
+            if self.attempts == self.max_compiles or (self.fitting and self.best.assignment.price <= self.cheapest):
+                break
+            if self.fitting and end == "inputs":  # which would run its products again
+                break
+            self.end, start = end, self.leasts[end]
+            if self.fitting:
+                kept = {name: start.choices[name] for name in self.last}
+                start = assigned(self.problem, self.best.assignment.choices | kept, objective=self.objective)
+            if not self.similar:
+                self.attempt(start)
+            self.by_size(room)
+        if self.fitting:
+            self.end = self.end_of(self.best.assignment) or "everything"
+        self.hopeful()
+        self.others()
+        return self.result()
+
     def by_size(self, room: float) -> None:
         """Tries the cheapest choices by the model, whose bytes are corrected by each trial."""
-        ceilings = dict.fromkeys((False, True), float("inf"))
+        least, ceiling = self.leasts[self.end], float("inf")
         while self.attempts < self.max_compiles:
-            if self.trials:
-                room = min(self.corrected(), ceilings[self.end_again])
-            found = self.within(room, self.objective)
-            left, leasts = self.max_compiles - self.attempts, [] if self.fitting else self.untried
-            # The last compiles are for what needs the least.
-            if leasts and (found is None or self.end_again or left <= len(leasts)):
-                found = leasts[-min(left, len(leasts))]
-            if found is None:
+            if self.similar:
+                room = min(self.corrected(), ceiling)
+            found = within(self.problem, room, **self.options)
+            untried = [] if self.fitting else [each for each in self.leasts.values() if self.known(each) is None]
+            # The last compiles are for what needs the least, and for segments.
+            if found is None or (untried and self.max_compiles - self.attempts <= len(untried) + 1):
+                found = least
+            others = [t.assignment.price for t in self.fitting if self.end_of(t.assignment) != self.end]
+            if found.price >= (1 - SAME_PRICE) * min(others, default=float("inf")):
                 break
             trial = self.known(found)
             if trial is not None:
-                if trial.peak_bytes <= self.budget_bytes:
+                if trial.peak_bytes <= self.budget_bytes or found is least:
                     break
-                ceilings[self.end_again] = trial.assignment.total_bytes - _MARGIN * self.budget_bytes
+                ceiling = trial.assignment.total_bytes - _MARGIN * self.budget_bytes
                 continue
             trial = self.attempt(found)
             if self.budget_bytes < trial.peak_bytes <= _NEAR * self.budget_bytes:
@@ -160,7 +172,7 @@ class Search:
         """
         while self.fitting and self.attempts < self.max_compiles:
             most = max(t.peak_bytes for t in self.fitting)
-            best = min(t.assignment.price for t in self.fitting)
+            best = self.best.assignment.price
             left = most < _LEFT * self.budget_bytes
             if best <= self.cheapest:
                 return
@@ -176,10 +188,10 @@ class Search:
 
         It recomputes other equations than the choices that were too large.
         """
-        least_error = min(t.peak_bytes - t.assignment.total_bytes for t in self.similar)
+        least_error = min(t.peak_bytes - t.assignment.total_bytes for t in self.similar or self.trials)
         for more in hopes:
             room = (1 - _MARGIN + more) * self.budget_bytes - least_error
-            found = self.assign(room, unlike=self.over)
+            found = assign(self.problem, room, unlike=self.over, **self.options)
             if found is not None and found.price < price:
                 return found
         return None
@@ -187,7 +199,7 @@ class Search:
     def rival(self, trial: Trial) -> Trial | None:
         """Tries another choice of the price of one that was just too large: the model is not exact to a per cent."""
         room = trial.assignment.total_bytes + (_NEAR - 1) * self.budget_bytes
-        found = self.assign(room, without=self.over)
+        found = assign(self.problem, room, without=self.over, **self.options)
         # One compile stays for what is smaller by the model.
         if found is None or self.attempts >= self.max_compiles - 1 or self.known(found) is not None:
             return None
@@ -210,12 +222,12 @@ class Search:
             yield self.standard["none"]  # where that fits, it is hardly ever beaten
         yield self.standard["full"]
         if not self.fitting:
-            tried = filter(None, map(self.known, (self.standard["full"], self.smallest)))
+            tried = filter(None, map(self.known, self.leasts.values()))
             least = min(tried, key=lambda t: t.peak_bytes).assignment
             segments = nested(self.problem, least, objective=self.objective)
             yield from () if segments is None else (segments,)
         if self.fitting:
-            found = self.within(self.corrected(), "flops")
+            found = within(self.problem, self.corrected(), **self.options | {"objective": "flops"})
             if found is not None:
                 yield repriced(self.problem, found, objective=self.objective)
         yield from (self.standard[name] for name in ("dots_no_batch", "dots", "none"))
@@ -226,7 +238,7 @@ class Search:
         By interpolation between the trials next to it, else by the error of the model at the nearest trial.
         """
         aim = (1 - _MARGIN) * self.budget_bytes
-        similar = self.similar
+        similar = self.similar or self.trials
         below = max((t for t in similar if t.peak_bytes <= aim), key=lambda t: t.peak_bytes, default=None)
         above = min((t for t in similar if t.peak_bytes > aim), key=lambda t: t.peak_bytes, default=None)
         if below is not None and above is not None:
@@ -283,7 +295,4 @@ def fit(
       BudgetInfeasible: naming the smallest peak reached.
     """
     search = Search(problem, budget_bytes, measure, objective, offload, max_compiles, earlier)
-    search.by_size(float(budget_bytes - start_bytes))
-    search.hopeful()
-    search.others()
-    return search.result()
+    return search.run(float(budget_bytes - start_bytes))

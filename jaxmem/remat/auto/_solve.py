@@ -11,9 +11,9 @@ A block's working set is what its pull-back reads and it has not kept, broadcast
 outside of blocks and by the last one, mostly a loss's logits, is gone when the backward pass comes to the others, so
 it is no part of the sum. All that the last block's pull-back reads is there at once, kept or recomputed. So that block
 keeps everything: it stays as it is written, and the compiler may fuse what a rule round it would have to store. Only a
-bound of kept bytes alone leaves it a choice. The closure constraints are those of a minimum cut, so the relaxation is
-nearly integral and the solver is quick. After Checkmate (https://arxiv.org/abs/1910.02653), whose program has a time
-index, and is for whole graphs instead of blocks.
+bound of kept bytes alone leaves the solver a choice; under a compiled peak the search tries others. The closure
+constraints are those of a minimum cut, so the relaxation is nearly integral and the solver is quick. After Checkmate
+(https://arxiv.org/abs/1910.02653), whose program has a time index, and is for whole graphs instead of blocks.
 """
 
 import dataclasses
@@ -81,7 +81,7 @@ class Limits:
       working: whether working sets count.
       outside_bytes: kept outside of blocks.
       offload: whether values may wait in host memory.
-      end_again: with `working`, whether the last block keeps its inputs alone, and not everything.
+      end: what the last block keeps where `working`: "everything", its "products" or its "inputs".
       byte_price: what a kept byte costs, for a choice without a budget.
       without: choices, one per group, that are excluded; others must keep at least one large value more or less.
       unlike: the same, but others must recompute at least one heavy equation more or less.
@@ -91,7 +91,7 @@ class Limits:
     working: bool = True
     outside_bytes: float = 0.0
     offload: bool = False
-    end_again: bool = False
+    end: str = "everything"
     byte_price: float = 0.0
     without: tuple[tuple[Choice, ...], ...] = ()
     unlike: tuple[tuple[Choice, ...], ...] = ()
@@ -177,7 +177,7 @@ class _Program:
                     self._require([*self._there(start, n, runs, c, v), (runs + e, -1.0)], 0.0)
             kept = [(start + v, group.runs * c.value_bytes[v] / self.unit) for v in range(n)]
             if limits.working and group.last:
-                end = c.least if limits.end_again else c.plain
+                end = c.ending(limits.end)
                 self.upper[start:runs] = self.floor[start:runs] = 0
                 self.upper[start + np.array(end.kept, int)] = self.floor[start + np.array(end.kept, int)] = 1
                 self.floor[0] = max(self.floor[0], (limits.outside_bytes + c.end_bytes(end)) / self.unit)

@@ -39,6 +39,21 @@ class Trial:
     confirmed: bool = True
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """The cheapest choice that was seen to stay within the budget.
+
+    Args:
+      best: that choice.
+      trials: everything that was tried, in order.
+      compiles: how many of the trials were compiled now, and not remembered.
+    """
+
+    best: Trial
+    trials: tuple[Trial, ...]
+    compiles: int
+
+
 def alike(problem: Problem, a: Assignment, b: Assignment, differ_bytes: float) -> bool:
     """Whether two assignments have the same choices, or such as compile to nearly the same program.
 
