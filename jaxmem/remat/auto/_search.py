@@ -55,10 +55,10 @@ class Search:
 
     @functools.cached_property
     def leasts(self) -> dict[str, Assignment]:
-        """What keeps the least, by what the last block keeps: everything, as it is written, or less.
+        """What keeps the least, by what the last block keeps (see `Limits`): everything, as it is written, comes first.
 
-        It keeps its products alone only where the model says that its backward pass needs the most: what a rule round
-        it saves there, and what it takes, only a compile can tell.
+        It keeps its products alone only where its backward pass needs the most by the model. What a rule round it saves
+        there, and what it takes, only a compile can tell.
         """
         full, again = (smallest(self.problem, objective=self.objective, end=end) for end in ("everything", "inputs"))
         if full.choices == again.choices:
@@ -117,12 +117,12 @@ class Search:
         return self.trials[-1]
 
     def run(self, room: float) -> Fitted:
-        """Tries choices that leave what follows the last block as it is written, then others, then what is left."""
+        """Tries choices that leave the last block as it is written, then what that may keep instead, then the rest."""
         self.by_size(room)
         for end in list(self.leasts)[1:]:
-            if self.attempts == self.max_compiles or (self.fitting and self.best.assignment.price <= self.cheapest):
-                break
-            if self.fitting and end == "inputs":  # which would run its products again
+            # Where something fits, the last block's products are not worth running again.
+            found = self.fitting and (end == "inputs" or self.best.assignment.price <= self.cheapest)
+            if found or self.attempts == self.max_compiles:
                 break
             self.end, start = end, self.leasts[end]
             if self.fitting:
@@ -131,8 +131,7 @@ class Search:
             if not self.similar:
                 self.attempt(start)
             self.by_size(room)
-        if self.fitting:
-            self.end = self.end_of(self.best.assignment) or "everything"
+        self.end = (self.end_of(self.best.assignment) if self.fitting else None) or "everything"
         self.hopeful()
         self.others()
         return self.result()
@@ -227,7 +226,8 @@ class Search:
             segments = nested(self.problem, least, objective=self.objective)
             yield from () if segments is None else (segments,)
         if self.fitting:
-            found = within(self.problem, self.corrected(), **self.options | {"objective": "flops"})
+            flops: dict[str, Any] = self.options | {"objective": "flops"}
+            found = within(self.problem, self.corrected(), **flops)
             if found is not None:
                 yield repriced(self.problem, found, objective=self.objective)
         yield from (self.standard[name] for name in ("dots_no_batch", "dots", "none"))
