@@ -85,7 +85,7 @@ class Candidates:
 
     def ending(self, end: str) -> Choice:
         """What the last block keeps: "everything", the outputs of its matrix "products", or its "inputs"."""
-        return {"everything": self.plain, "products": self.products(), "inputs": self.least}[end]
+        return self.products() if end == "products" else {"everything": self.plain, "inputs": self.least}[end]
 
     def read(self, choice: Choice) -> np.ndarray:
         """Per value, whether the pull-back reads it, by itself or for what it computes again."""

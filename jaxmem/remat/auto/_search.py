@@ -14,8 +14,8 @@ from jaxmem.remat.auto._within import assign, within
 
 MAX_COMPILES = 6
 REFUSED = 2**63  # the peak of a choice that JAX or the compiler refuses: over every budget
-# Shares of the budget, but for _BARGAIN, which is a share of a price. What each earns was seen against
-# made-up compilers, whose peaks differ from the model's value by value.
+# Shares of the budget, but for _BARGAIN, which is a share of a price. What each earns was seen against made-up
+# compilers, whose peaks differ from the model's value by value.
 _CLOSE = 0.99  # above this peak the search by size ends; without it there are 2 % more compiles
 _MARGIN = 0.002  # how far below the budget to aim
 # A peak up to this may come below the budget by another choice of the same price; without it one budget of 30 is 14
