@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType
@@ -10,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType
 from benchmarks._stacks import STACKS
 from jaxmem import Workload, analyze, make_train_step
 from jaxmem.remat import auto, fit_budget
-from jaxmem.remat.auto import ResidualPlan
+from jaxmem.remat.auto import Rates, ResidualPlan, build_problem
 from jaxmem.remat.auto._assignment import plain, smallest
 from jaxmem.targets import resolve_target
 from jaxmem.train import TrainStep
@@ -40,6 +41,26 @@ def test_offloaded_bytes_are_on_the_host(target):
 def test_fewer_kept_bytes_are_fewer_temporaries():
     small = auto(STACK.loss(), 0.1, target="gpu-h100", objective="flops")
     assert _memory("gpu-h100", small).temp_size_in_bytes < 0.5 * _memory("gpu-h100", STACK.loss()).temp_size_in_bytes
+
+
+def test_large_logits_are_not_stored_by_a_rule_round_them():
+    """What follows the last block stays as it is written, and the compiler fuses it as it does without remat."""
+
+    def loss(weights, x, tokens):
+        x, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w[0]) @ w[1], None), x, weights["layers"])
+        scores = jax.nn.log_softmax((x @ weights["head"]).astype(jnp.float32))
+        return -jnp.take_along_axis(scores, tokens[..., None], -1).mean()
+
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.bfloat16)  # noqa: E731
+    weights = {"layers": (shape(3, 1024, 4096), shape(3, 4096, 1024)), "head": shape(1024, 32_000)}
+    args = weights, shape(8, 1024, 1024), jax.ShapeDtypeStruct((8, 1024), jnp.int32)
+    least = smallest(build_problem(loss, args, {}, Rates.of(None), argnums=(0,)), end="everything")
+    small = auto(loss, least.total_bytes, target="gpu-h100", objective="flops")
+    temps = [
+        compile_on("gpu-h100", jax.value_and_grad(fn), *args).memory_analysis().temp_size_in_bytes
+        for fn in (small, loss)
+    ]
+    assert temps[0] < 0.9 * temps[1]
 
 
 def test_bytes_of_a_sharded_batch_are_one_devices():

@@ -13,11 +13,11 @@ from jaxmem.remat.auto._rates import Rates as Rates
 from jaxmem.remat.auto._residual_plan import ResidualPlan as ResidualPlan
 from jaxmem.remat.auto._search import MAX_COMPILES as MAX_COMPILES
 from jaxmem.remat.auto._search import REFUSED as REFUSED
-from jaxmem.remat.auto._search import Measured as Measured
-from jaxmem.remat.auto._search import Trial as Trial
 from jaxmem.remat.auto._search import fit as fit
 from jaxmem.remat.auto._solution import Solution as Solution
 from jaxmem.remat.auto._solution import SolvedValue as SolvedValue
 from jaxmem.remat.auto._solution import describe as describe
 from jaxmem.remat.auto._solution import in_the_way as in_the_way
+from jaxmem.remat.auto._trial import Measured as Measured
+from jaxmem.remat.auto._trial import Trial as Trial
 from jaxmem.remat.auto._within import within_share as within_share

@@ -8,10 +8,8 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from jaxmem.remat._nested_pricing import segment_lengths
-from jaxmem.remat.auto._candidates import Candidates, Choice
+from jaxmem.remat.auto._candidates import Choice
 from jaxmem.remat.auto._costs import Cost
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._solve import Group
@@ -27,7 +25,7 @@ class Assignment:
       choices: by the block's name.
       kept_bytes: by all blocks and outside of them, on the device; modelled.
       outside_bytes: of these, outside of blocks and by the last block: freed before the others are differentiated.
-      end_bytes: these, and the working set of the last block.
+      end_bytes: what is kept outside of blocks, and all that the last block's backward pass reads.
       host_bytes: in host memory.
       working_bytes: of the block with the largest working set.
       recompute_flops, recompute_seconds: what runs a second time.
@@ -80,11 +78,11 @@ def assignment_of(problem: Problem, members, price: float, bound: float) -> Assi
         if count
     ]
     total = lambda of: sum(of(g.candidates, c) * g.times * n for g, c, n in pairs)  # noqa: E731
-    outside = problem.base_bytes + sum(g.candidates.kept_bytes(c) for g, c, _ in pairs if g.last)
+    of_last = lambda of: problem.base_bytes + sum(of(g.candidates, c) for g, c, _ in pairs if g.last)  # noqa: E731
     return Assignment(
         choices=choices,
-        outside_bytes=outside,
-        end_bytes=outside + sum(g.candidates.working_bytes(c) for g, c, _ in pairs if g.last),
+        outside_bytes=of_last(lambda c, choice: c.kept_bytes(choice)),
+        end_bytes=of_last(lambda c, choice: c.end_bytes(choice)),
         kept_bytes=problem.base_bytes + total(lambda c, choice: c.kept_bytes(choice)),
         host_bytes=total(lambda c, choice: int(c.value_bytes[list(choice.offloaded)].sum())),
         working_bytes=max((g.candidates.working_bytes(c) for g, c, _ in pairs), default=0),
@@ -95,9 +93,10 @@ def assignment_of(problem: Problem, members, price: float, bound: float) -> Assi
     )
 
 
-def smallest(problem: Problem, *, objective: str = "seconds") -> Assignment:
-    """What keeps the least: of each block no more than its inputs."""
-    return uniform(problem, lambda group: group.candidates.least, objective=objective)
+def smallest(problem: Problem, *, objective: str = "seconds", end: str = "inputs") -> Assignment:
+    """What keeps the least: of each block no more than its inputs; of the last what `end` says, as of `Limits`."""
+    least = lambda g: g.candidates.ending(end if g.last else "inputs")  # noqa: E731
+    return uniform(problem, least, objective=objective)
 
 
 def plain(problem: Problem, *, objective: str = "seconds") -> Assignment:
@@ -129,8 +128,8 @@ def standard(problem: Problem, *, objective: str = "seconds") -> dict[str, Assig
     """By name, "full", "dots_no_batch", "dots", "none"; what follows the last block keeps everything."""
     kinds = {
         "full": lambda c: c.least,
-        "dots_no_batch": lambda c: _products(c, batched=False),
-        "dots": lambda c: _products(c, batched=True),
+        "dots_no_batch": lambda c: c.products(batched=False),
+        "dots": lambda c: c.products(),
         "none": lambda c: c.plain,
     }
 
@@ -150,18 +149,9 @@ def repriced(problem: Problem, assignment: Assignment, *, objective: str) -> Ass
     return dataclasses.replace(found, bound=assignment.bound) if same else found
 
 
-def _products(c: Candidates, *, batched: bool) -> Choice:
-    """Keeps the outputs of matrix products as far as they are read; where `batched`, of those with batch dimensions."""
-    eqns = [c.forward.jaxpr.eqns[c.equations[e]] if e >= 0 else None for e in c.maker]
-    return c.keeping(np.array([eqn is not None and _is_product(eqn, batched) for eqn in eqns], bool))
-
-
-def _is_product(eqn, batched: bool) -> bool:
-    return eqn.primitive.name == "dot_general" and (batched or not any(eqn.params["dimension_numbers"][1]))
-
-
-def nested(problem: Problem, *, objective: str = "seconds") -> Assignment | None:
-    """Every scan of N blocks in segments of about sqrt(N), of which each keeps its first input; None without scans.
+def nested(problem: Problem, least: Assignment, *, objective: str = "seconds") -> Assignment | None:
+    """What keeps the least, with every scan of N blocks in segments of about sqrt(N), of which each keeps its first
+    input; None without scans.
 
     While a segment is differentiated it keeps an input a layer, and runs twice more: once for those inputs, and each
     layer once for its own backward pass. After Chen et al. 2016 (https://arxiv.org/abs/1604.06174).
@@ -175,7 +165,7 @@ def nested(problem: Problem, *, objective: str = "seconds") -> Assignment | None
             segments[name] = segment_lengths(length, "sqrt", None)
     if not segments:
         return None
-    return in_segments(problem, smallest(problem, objective=objective), segments, objective=objective)
+    return in_segments(problem, least, segments, objective=objective)
 
 
 def in_segments(

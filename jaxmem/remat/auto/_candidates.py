@@ -76,6 +76,17 @@ class Candidates:
         read = self.read(Choice(kept=tuple(np.flatnonzero(wanted | once).tolist())))
         return Choice(kept=tuple(np.flatnonzero(read & (wanted | once | self.is_input)).tolist()))
 
+    def products(self, *, batched: bool = True) -> Choice:
+        """Keeps the outputs of matrix products as far as they are read; where `batched`, of those with batch dimensions
+        too.
+        """
+        eqns = [self.forward.jaxpr.eqns[self.equations[e]] if e >= 0 else None for e in self.maker]
+        return self.keeping(np.array([eqn is not None and _is_product(eqn, batched) for eqn in eqns], bool))
+
+    def ending(self, end: str) -> Choice:
+        """What the last block keeps: "everything", the outputs of its matrix "products", or its "inputs"."""
+        return self.products() if end == "products" else {"everything": self.plain, "inputs": self.least}[end]
+
     def read(self, choice: Choice) -> np.ndarray:
         """Per value, whether the pull-back reads it, by itself or for what it computes again."""
         read = self.is_residual.copy()
@@ -121,6 +132,15 @@ class Candidates:
         missing = self.is_residual.copy()
         missing[list(choice.kept)] = False
         return int(self.held_bytes[missing].sum())
+
+    def end_bytes(self, choice: Choice) -> int:
+        """Bytes of what is kept and of the residuals that are not, where nothing is stored for a later backward pass.
+
+        There the compiler fuses broadcasts and views, kept or not.
+        """
+        there = self.is_residual.copy()
+        there[list(choice.kept)] = True
+        return int(self.held_bytes[there].sum())
 
     def recompute_flops(self, choice: Choice) -> float:
         """FLOPs of products and kernels that run a second time."""
@@ -191,6 +211,10 @@ def candidates(forward: Forward, free: Sequence[bool], rates: Rates, shards: int
         offload_seconds=np.array([offload_seconds(v.aval, rates) for v in values]) / shards,
         fixed=np.array([_runs_once(jaxpr.eqns[e]) for e in needed], bool),
     )
+
+
+def _is_product(eqn, batched: bool) -> bool:
+    return eqn.primitive.name == "dot_general" and (batched or not any(eqn.params["dimension_numbers"][1]))
 
 
 def _runs_once(eqn) -> bool:

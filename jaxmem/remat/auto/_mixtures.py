@@ -83,7 +83,8 @@ def _divide(groups, options: list[list[Choice]], limits: Limits, objective: str)
     unit = max(1.0, limits.budget_bytes)
     if limits.working:  # what the last block keeps is freed before the others are differentiated
         last = np.array([groups[g].last for g, _ in pairs], bool)
-        work, size = work + np.where(last, size + limits.outside_bytes, 0), np.where(last, 0, size)
+        end = np.array([c.end_bytes(choice) for c, (_, choice) in zip(runs, pairs, strict=True)], float)
+        work, size = np.where(last, end + limits.outside_bytes, work), np.where(last, 0, size)
     work = np.maximum(work, limits.outside_bytes)
     # Options may be used only when the working set allows them, so each level of it is tried as a limit.
     best = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+import numpy as np
 from jax.core import Tracer
 
 from jaxmem._cell import shortening
@@ -187,6 +188,8 @@ def problem_of(program: Program, rates: Rates, shards: int = 1) -> Problem:
         else:
             at[key] = len(groups)
             values = candidates(captured[keys[name], flags[name]], part.free, rates, 1 if part.local else shards)
+            if name == HEAD:  # its backward pass follows at once, so what is kept is what the compiler does not fuse
+                values = dataclasses.replace(values, keep_seconds=np.zeros(len(values.values)))
             groups.append(Group(candidates=values, times=part.times, last=name == HEAD))
         group_of[name] = at[key]
     inputs = sum(g.runs * g.candidates.kept_bytes(g.candidates.least) for g in groups)

@@ -3,73 +3,28 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from jaxmem._units import format_apart
 from jaxmem.errors import BudgetInfeasible
-from jaxmem.remat.auto._assignment import Assignment, nested, plain, repriced, smallest, standard
+from jaxmem.remat.auto._assignment import Assignment, assigned, nested, plain, repriced, smallest, standard
 from jaxmem.remat.auto._problem import Problem
+from jaxmem.remat.auto._trial import SAME_PRICE, Fitted, Measured, Trial, alike
 from jaxmem.remat.auto._within import assign, within
 
 MAX_COMPILES = 6
 REFUSED = 2**63  # the peak of a choice that JAX or the compiler refuses: over every budget
-# Shares of the budget, but for _SAME_PRICE and _BARGAIN, which are shares of a price. What each earns was seen against
-# made-up compilers, whose peaks differ from the model's value by value.
+# Shares of the budget, but for _BARGAIN, which is a share of a price. What each earns was seen against made-up
+# compilers, whose peaks differ from the model's value by value.
 _CLOSE = 0.99  # above this peak the search by size ends; without it there are 2 % more compiles
 _MARGIN = 0.002  # how far below the budget to aim
 # A peak up to this may come below the budget by another choice of the same price; without it one budget of 30 is 14
 # times as dear.
 _NEAR = 1.02
-_SAME_PRICE = 2e-3  # prices that differ in less are the same; with 0 there are 3 % more compiles
 _LEFT = 0.97  # while all peaks that fit are below this, choices that the model puts over the budget are tried,
 _HOPES = (0.0, 0.03, 0.06, 0.1)  # by so much over it; without them 4 budgets of 40 are dearer, one twice as dear
 _BARGAIN = 0.95  # else one more is tried, if its price is below this share of the best,
 _HARDLY = (0.005, 0.01, 0.015, 0.02)  # and it is so much over the budget
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What a compiler made of a choice.
-
-    Args:
-      peak_bytes: of the program.
-      seconds: of a step, by the compiler's own estimate; None where it makes none.
-      fresh: whether this took a compile.
-      confirmed: whether this process compiled it, now or before, and has not only read of it.
-    """
-
-    peak_bytes: int
-    seconds: float | None = None
-    fresh: bool = True
-    confirmed: bool = True
-
-    def trial(self, assignment: Assignment) -> "Trial":
-        """The trial of the choice that was measured."""
-        return Trial(assignment=assignment, peak_bytes=self.peak_bytes, seconds=self.seconds, confirmed=self.confirmed)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One choice and what the compiler made of it; see `Measured`."""
-
-    assignment: Assignment
-    peak_bytes: int
-    seconds: float | None = None
-    confirmed: bool = True
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """The cheapest choice that was seen to stay within the budget.
-
-    Args:
-      best: that choice.
-      trials: everything that was tried, in order.
-      compiles: how many of the trials were compiled now, and not remembered.
-    """
-
-    best: Trial
-    trials: tuple[Trial, ...]
-    compiles: int
 
 
 class Search:
@@ -91,16 +46,38 @@ class Search:
             dataclasses.replace(t, assignment=repriced(problem, t.assignment, objective=objective)) for t in earlier
         ]
         self.compiles = self.attempts = 0
+        self.last = [name for name, at in problem.group_of.items() if problem.groups[at].last]
+        self.end = "everything"
 
     @functools.cached_property
     def standard(self) -> dict[str, Assignment]:
         return standard(self.problem, objective=self.objective)
 
+    @functools.cached_property
+    def leasts(self) -> dict[str, Assignment]:
+        """What keeps the least, by what the last block keeps (see `Limits`): everything, as it is written, comes first.
+
+        It keeps its products alone only where its backward pass needs the most by the model. What a rule round it saves
+        there, and what it takes, only a compile can tell.
+        """
+        full, again = (smallest(self.problem, objective=self.objective, end=end) for end in ("everything", "inputs"))
+        if full.choices == again.choices:
+            return {"everything": full}
+        products = smallest(self.problem, objective=self.objective, end="products")
+        binds = full.end_bytes > full.working_bytes and products.choices not in (full.choices, again.choices)
+        return {"everything": full, **({"products": products} if binds else {}), "inputs": again}
+
     @property
-    def untried(self) -> list[Assignment]:
-        """The two candidates for the smallest peak, without those tried: recomputing the head may need more memory."""
-        leasts = smallest(self.problem, objective=self.objective), self.standard["full"]
-        return [each for each in leasts if self.known(each) is None]
+    def similar(self) -> list[Trial]:
+        """The trials whose last block keeps as much: where it keeps another share, the model has another error."""
+        return [t for t in self.trials if self.end_of(t.assignment) == self.end]
+
+    def end_of(self, assignment: Assignment) -> str | None:
+        """What its last block keeps."""
+        for end, least in self.leasts.items():
+            if all(assignment.choices[name] == least.choices[name] for name in self.last):
+                return end
+        return None
 
     @functools.cached_property
     def cheapest(self) -> float:
@@ -117,24 +94,20 @@ class Search:
     def fitting(self) -> list[Trial]:
         return [t for t in self.trials if t.peak_bytes <= self.budget_bytes]
 
+    @property
+    def best(self) -> Trial:
+        """The cheapest that fits."""
+        return min(self.fitting, key=lambda t: t.assignment.price)
+
     def known(self, assignment: Assignment) -> Trial | None:
         """A trial of the same choices, or of such as compile to nearly the same program."""
-        return next((t for t in self.trials if self._alike(t.assignment, assignment)), None)
+        differ = _MARGIN * self.budget_bytes
+        return next((t for t in self.trials if alike(self.problem, t.assignment, assignment, differ)), None)
 
-    def _alike(self, a: Assignment, b: Assignment) -> bool:
-        if a.segments != b.segments:
-            return False
-        if a.choices == b.choices:
-            return True
-        if abs(a.price - b.price) > _SAME_PRICE * max(a.price, b.price):
-            return False
-        differ = 0
-        for name, at in self.problem.group_of.items():
-            group = self.problem.groups[at]
-            other = set(a.choices[name].kept) ^ set(b.choices[name].kept)
-            away = set(a.choices[name].offloaded) ^ set(b.choices[name].offloaded)
-            differ += group.times * int(group.candidates.value_bytes[[*other, *away]].sum())
-        return differ <= _MARGIN * self.budget_bytes
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of what solves."""
+        return {"objective": self.objective, "offload": self.offload, "end": self.end}
 
     def attempt(self, assignment: Assignment) -> Trial:
         found = self.measure(assignment)
@@ -143,22 +116,47 @@ class Search:
         self.trials.append(found.trial(assignment))
         return self.trials[-1]
 
+    def run(self, room: float) -> Fitted:
+        """Tries choices that leave the last block as it is written, then what that may keep instead, then the rest."""
+        self.by_size(room)
+        for end in list(self.leasts)[1:]:
+            # Where something fits, the last block's products are not worth running again.
+            found = self.fitting and (end == "inputs" or self.best.assignment.price <= self.cheapest)
+            if found or self.attempts == self.max_compiles:
+                break
+            self.end, start = end, self.leasts[end]
+            if self.fitting:
+                kept = {name: start.choices[name] for name in self.last}
+                start = assigned(self.problem, self.best.assignment.choices | kept, objective=self.objective)
+            if not self.similar:
+                self.attempt(start)
+            self.by_size(room)
+        self.end = (self.end_of(self.best.assignment) if self.fitting else None) or "everything"
+        self.hopeful()
+        self.others()
+        return self.result()
+
     def by_size(self, room: float) -> None:
         """Tries the cheapest choices by the model, whose bytes are corrected by each trial."""
-        least, ceiling = smallest(self.problem, objective=self.objective), float("inf")
+        least, ceiling = self.leasts[self.end], float("inf")
         while self.attempts < self.max_compiles:
-            if self.trials:
+            if self.similar:
                 room = min(self.corrected(), ceiling)
-            found = within(self.problem, room, objective=self.objective, offload=self.offload)
-            trial = self.known(found or least)
+            found = within(self.problem, room, **self.options)
+            untried = [] if self.fitting else [each for each in self.leasts.values() if self.known(each) is None]
+            # The last compiles are for what needs the least, and for segments.
+            if found is None or (untried and self.max_compiles - self.attempts <= len(untried) + 1):
+                found = least
+            others = [t.assignment.price for t in self.fitting if self.end_of(t.assignment) != self.end]
+            if found.price >= (1 - SAME_PRICE) * min(others, default=float("inf")):
+                break
+            trial = self.known(found)
             if trial is not None:
-                if trial.peak_bytes <= self.budget_bytes or found is None:
+                if trial.peak_bytes <= self.budget_bytes or found is least:
                     break
                 ceiling = trial.assignment.total_bytes - _MARGIN * self.budget_bytes
                 continue
-            # The last compiles are for what needs the least.
-            left, leasts = self.max_compiles - self.attempts, [] if self.fitting else self.untried
-            trial = self.attempt(leasts[-left] if 0 < left <= len(leasts) else found or least)
+            trial = self.attempt(found)
             if self.budget_bytes < trial.peak_bytes <= _NEAR * self.budget_bytes:
                 trial = self.rival(trial) or trial
             if trial.peak_bytes > self.budget_bytes:
@@ -173,11 +171,11 @@ class Search:
         """
         while self.fitting and self.attempts < self.max_compiles:
             most = max(t.peak_bytes for t in self.fitting)
-            best = min(t.assignment.price for t in self.fitting)
+            best = self.best.assignment.price
             left = most < _LEFT * self.budget_bytes
             if best <= self.cheapest:
                 return
-            found = self.cheaper(best * (1 - _SAME_PRICE), _HOPES) if left else self.cheaper(_BARGAIN * best, _HARDLY)
+            found = self.cheaper(best * (1 - SAME_PRICE), _HOPES) if left else self.cheaper(_BARGAIN * best, _HARDLY)
             if found is None or self.known(found) is not None:
                 return
             self.attempt(found)
@@ -189,10 +187,10 @@ class Search:
 
         It recomputes other equations than the choices that were too large.
         """
-        least_error = min(t.peak_bytes - t.assignment.total_bytes for t in self.trials)
+        least_error = min(t.peak_bytes - t.assignment.total_bytes for t in self.similar or self.trials)
         for more in hopes:
             room = (1 - _MARGIN + more) * self.budget_bytes - least_error
-            found = assign(self.problem, room, objective=self.objective, offload=self.offload, unlike=self.over)
+            found = assign(self.problem, room, unlike=self.over, **self.options)
             if found is not None and found.price < price:
                 return found
         return None
@@ -200,11 +198,11 @@ class Search:
     def rival(self, trial: Trial) -> Trial | None:
         """Tries another choice of the price of one that was just too large: the model is not exact to a per cent."""
         room = trial.assignment.total_bytes + (_NEAR - 1) * self.budget_bytes
-        found = assign(self.problem, room, objective=self.objective, offload=self.offload, without=self.over)
+        found = assign(self.problem, room, without=self.over, **self.options)
         # One compile stays for what is smaller by the model.
         if found is None or self.attempts >= self.max_compiles - 1 or self.known(found) is not None:
             return None
-        return self.attempt(found) if found.price <= trial.assignment.price * (1 + _SAME_PRICE) else None
+        return self.attempt(found) if found.price <= trial.assignment.price * (1 + SAME_PRICE) else None
 
     def others(self) -> None:
         """Tries choices that the model does not prefer, but the compiler may."""
@@ -222,11 +220,14 @@ class Search:
         if self.fitting:
             yield self.standard["none"]  # where that fits, it is hardly ever beaten
         yield self.standard["full"]
-        segments = nested(self.problem, objective=self.objective)
-        if segments is not None and not self.fitting:
-            yield segments
+        if not self.fitting:
+            tried = filter(None, map(self.known, self.leasts.values()))
+            least = min(tried, key=lambda t: t.peak_bytes).assignment
+            segments = nested(self.problem, least, objective=self.objective)
+            yield from () if segments is None else (segments,)
         if self.fitting:
-            found = within(self.problem, self.corrected(), objective="flops", offload=self.offload)
+            flops: dict[str, Any] = self.options | {"objective": "flops"}
+            found = within(self.problem, self.corrected(), **flops)
             if found is not None:
                 yield repriced(self.problem, found, objective=self.objective)
         yield from (self.standard[name] for name in ("dots_no_batch", "dots", "none"))
@@ -237,13 +238,14 @@ class Search:
         By interpolation between the trials next to it, else by the error of the model at the nearest trial.
         """
         aim = (1 - _MARGIN) * self.budget_bytes
-        below = max((t for t in self.trials if t.peak_bytes <= aim), key=lambda t: t.peak_bytes, default=None)
-        above = min((t for t in self.trials if t.peak_bytes > aim), key=lambda t: t.peak_bytes, default=None)
+        similar = self.similar or self.trials
+        below = max((t for t in similar if t.peak_bytes <= aim), key=lambda t: t.peak_bytes, default=None)
+        above = min((t for t in similar if t.peak_bytes > aim), key=lambda t: t.peak_bytes, default=None)
         if below is not None and above is not None:
             low, high = below.assignment.total_bytes, above.assignment.total_bytes
             if low < high:
                 return low + (aim - below.peak_bytes) / (above.peak_bytes - below.peak_bytes) * (high - low)
-        nearest = min(self.trials, key=lambda t: abs(t.peak_bytes - aim))
+        nearest = min(similar, key=lambda t: abs(t.peak_bytes - aim))
         return aim - (nearest.peak_bytes - nearest.assignment.total_bytes)
 
     def result(self) -> Fitted:
@@ -293,7 +295,4 @@ def fit(
       BudgetInfeasible: naming the smallest peak reached.
     """
     search = Search(problem, budget_bytes, measure, objective, offload, max_compiles, earlier)
-    search.by_size(float(budget_bytes - start_bytes))
-    search.hopeful()
-    search.others()
-    return search.result()
+    return search.run(float(budget_bytes - start_bytes))

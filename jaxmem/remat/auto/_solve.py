@@ -5,13 +5,15 @@
                 s_v + o_v + r_maker(v) >= r_e                             for every value v that equation e reads
                 sum_v bytes_v s_v + w <= budget                           kept by all blocks, and a working set
                 w >= sum over residuals of held_v (1 - s_v)               for every block
-                w >= bytes kept outside of blocks, and by the last block, with its working set
+                w >= bytes kept outside of blocks, and all that the last block's pull-back reads
 
 A block's working set is what its pull-back reads and it has not kept, broadcasts and other views aside. What is kept
 outside of blocks and by the last one, mostly a loss's logits, is gone when the backward pass comes to the others, so
-it is no part of the sum. The closure constraints are those of a minimum cut, so the relaxation is nearly integral and
-the solver is quick. After Checkmate (https://arxiv.org/abs/1910.02653), whose program has a time index, and is for
-whole graphs instead of blocks.
+it is no part of the sum. All that the last block's pull-back reads is there at once, kept or recomputed. So that block
+keeps everything: it stays as it is written, and the compiler may fuse what a rule round it would have to store. Only a
+bound of kept bytes alone leaves the solver a choice; under a compiled peak the search tries others. The closure
+constraints are those of a minimum cut, so the relaxation is nearly integral and the solver is quick. After Checkmate
+(https://arxiv.org/abs/1910.02653), whose program has a time index, and is for whole graphs instead of blocks.
 """
 
 import dataclasses
@@ -41,7 +43,7 @@ class Group:
       candidates: of one of them.
       members: how many there are in the program.
       times: how often each runs: the length of the scans round it.
-      last: what it keeps is gone when the backward pass comes to the others.
+      last: its backward pass is the first, and what it keeps is gone when that comes to the others.
     """
 
     candidates: Candidates
@@ -79,6 +81,7 @@ class Limits:
       working: whether working sets count.
       outside_bytes: kept outside of blocks.
       offload: whether values may wait in host memory.
+      end: what the last block keeps where `working`: "everything", its "products" or its "inputs".
       byte_price: what a kept byte costs, for a choice without a budget.
       without: choices, one per group, that are excluded; others must keep at least one large value more or less.
       unlike: the same, but others must recompute at least one heavy equation more or less.
@@ -88,6 +91,7 @@ class Limits:
     working: bool = True
     outside_bytes: float = 0.0
     offload: bool = False
+    end: str = "everything"
     byte_price: float = 0.0
     without: tuple[tuple[Choice, ...], ...] = ()
     unlike: tuple[tuple[Choice, ...], ...] = ()
@@ -172,14 +176,17 @@ class _Program:
                 for v in reads:
                     self._require([*self._there(start, n, runs, c, v), (runs + e, -1.0)], 0.0)
             kept = [(start + v, group.runs * c.value_bytes[v] / self.unit) for v in range(n)]
-            end = limits.working and group.last
-            budget_row += [] if end else kept
+            if limits.working and group.last:
+                end = c.ending(limits.end)
+                self.upper[start:runs] = self.floor[start:runs] = 0
+                self.upper[start + np.array(end.kept, int)] = self.floor[start + np.array(end.kept, int)] = 1
+                self.floor[0] = max(self.floor[0], (limits.outside_bytes + c.end_bytes(end)) / self.unit)
+                continue
+            budget_row += kept
             if limits.working:
                 residuals = np.flatnonzero(c.is_residual)
                 row = [(0, 1.0), *[(start + v, c.held_bytes[v] / self.unit) for v in residuals]]
-                row += [(column, -size) for column, size in kept] if end else []
-                floor = float(c.held_bytes[residuals].sum()) + (limits.outside_bytes if end else 0)
-                self._require(row, floor / self.unit)
+                self._require(row, float(c.held_bytes[residuals].sum()) / self.unit)
         self._require([(i, -a) for i, a in budget_row], -limits.budget_bytes / self.unit)
         for choices in limits.without:
             self._forbid(choices)

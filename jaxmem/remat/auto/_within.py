@@ -22,6 +22,7 @@ def assign(
     objective: str = "seconds",
     working: bool = True,
     offload: bool = False,
+    end: str = "everything",
     without: Sequence[Assignment] = (),
     unlike: Sequence[Assignment] = (),
 ) -> Assignment | None:
@@ -32,6 +33,7 @@ def assign(
       budget_bytes: for what is kept, outside of blocks too, and, with `working`, the largest working set.
       objective: "seconds" or "flops".
       offload: whether values may wait in host memory.
+      end: as of `Limits`.
       without: excluded; counts where all members of a group have the same choice.
       unlike: excluded likewise, with all that recompute the same heavy equations.
     """
@@ -41,6 +43,7 @@ def assign(
         working=working,
         outside_bytes=outside,
         offload=offload,
+        end=end,
         without=tuple(filter(None, (_by_group(problem, each) for each in without))),
         unlike=tuple(filter(None, (_by_group(problem, each) for each in unlike))),
     )
@@ -56,15 +59,15 @@ def assign(
         for mixed in mixtures(problem.groups, free, objective, solved.choices):
             if mixed.price < price and not _is_excluded(problem, mixed.members, limits, objective):
                 members, price = mixed.members, mixed.price
-    if without or unlike:  # not all excluded choices were tried, so the bound is of all choices
+    if without or unlike or end != "everything":  # not all excluded choices were tried, so the bound is of all choices
         free = assign(problem, budget_bytes, objective=objective, working=working, offload=offload)
         bound = 0.0 if free is None else free.bound
     found = assignment_of(problem, members, price, bound)
     over = (found.total_bytes if working else found.kept_bytes) - budget_bytes
     if not 0 < over <= _TOLERANCE * budget_bytes:
         return found
-    options = {"objective": objective, "working": working, "offload": offload, "without": without, "unlike": unlike}
-    less = assign(problem, budget_bytes - 2 * over, **options)
+    options = {"objective": objective, "working": working, "offload": offload, "end": end}
+    less = assign(problem, budget_bytes - 2 * over, **options, without=without, unlike=unlike)
     return less and dataclasses.replace(less, bound=min(bound, less.bound))
 
 
@@ -92,13 +95,19 @@ def _by_group(problem: Problem, assignment: Assignment) -> tuple[Choice, ...] | 
 
 
 def within(
-    problem: Problem, size: float, *, objective: str = "seconds", offload: bool = False, working: bool = True
+    problem: Problem,
+    size: float,
+    *,
+    objective: str = "seconds",
+    offload: bool = False,
+    working: bool = True,
+    end: str = "everything",
 ) -> Assignment | None:
     """As `assign`, but everything is kept where that stays within the budget and nothing is cheaper."""
     everything = plain(problem, objective=objective)
-    found = assign(problem, size, objective=objective, offload=offload, working=working)
+    found = assign(problem, size, objective=objective, offload=offload, working=working, end=end)
     fits = (everything.total_bytes if working else everything.kept_bytes) <= size
-    if not fits or (found is not None and found.price < everything.price):
+    if end != "everything" or not fits or (found is not None and found.price < everything.price):
         return found
     return everything if found is None else dataclasses.replace(everything, bound=min(found.bound, everything.price))
 
@@ -159,6 +168,6 @@ def _least(problem: Problem, room: float, size: Callable[[Assignment], int], obj
     least = smallest(problem, objective=objective)
     if size(least) <= room:  # the solver ran out of time
         return least, True
-    segments = nested(problem, objective=objective)
+    segments = nested(problem, least, objective=objective)
     best = least if segments is None else min(segments, least, key=size)
     return best, size(best) <= room

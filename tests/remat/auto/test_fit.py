@@ -1,14 +1,16 @@
 """`fit` against made-up compilers: what it promises whatever they say."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks._stacks import STACKS
 from jaxmem.errors import BudgetInfeasible
 from jaxmem.remat.auto import Measured, Rates, build_problem, fit
-from jaxmem.remat.auto._assignment import smallest, standard
+from jaxmem.remat.auto._assignment import assigned, smallest, standard
 from jaxmem.remat.auto._within import within
 
 LAYERS, ROWS, WIDTH = 6, 4096, 64
@@ -175,3 +177,46 @@ def test_no_built_in_policy_is_cheaper(name):
     compiler = Compiler(factor=1.0, offset=0)
     found = fit(problem(), int(1.01 * compiler.peak(plain[name])), compiler, objective="flops")
     assert found.best.assignment.price <= plain[name].price * (1 + 1e-9)
+
+
+GPT = dataclasses.replace(STACKS["gpt"], batch=2, time=64, width=32, heads=2, kv_heads=2, hidden=128, layers=3)
+
+
+@functools.cache
+def gpt(vocabulary):
+    """Layers whose backward pass needs the most where the vocabulary is small, else the logits'."""
+    stack = dataclasses.replace(GPT, vocabulary=vocabulary)
+    return build_problem(stack.loss(), stack.shapes(), {}, Rates.of(None), argnums=(0,))
+
+
+def rule_round_the_end(given, more):
+    """A compiler that needs so much more bytes where what follows the last block has a rule of ours round it."""
+    head = given.groups[given.group_of["head"]].candidates
+
+    def measure(assignment):
+        chosen = assignment.choices["head"]
+        size = assigned(given, assignment.choices | {"head": head.plain}).total_bytes
+        return Measured(peak_bytes=size + (0 if chosen == head.plain else more(chosen == head.products())))
+
+    return measure
+
+
+@pytest.mark.parametrize(("vocabulary", "name"), [(300, "full"), (300, "dots_no_batch"), (300, "dots"), (1000, "dots")])
+def test_what_follows_the_last_block_stays_as_it_is_written(name, vocabulary):
+    """A rule round a loss makes the compiler store logits that it fuses without one, whatever the rule saves."""
+    given = gpt(vocabulary)
+    policy = standard(given, objective="flops")[name]
+    dear = rule_round_the_end(given, lambda products: policy.end_bytes)
+    found = fit(given, int(1.01 * policy.total_bytes), dear, objective="flops")
+    assert found.best.assignment.price <= policy.price * 1.001  # which is the solver's gap
+    assert found.compiles <= 2
+
+
+def test_logits_alone_are_kept_where_that_saves_the_most():
+    given = gpt(4000)
+    full = standard(given, objective="flops")["full"]
+    saved = full.end_bytes // 2
+    cheap = rule_round_the_end(given, lambda products: -saved if products else saved)
+    found = fit(given, int(1.01 * full.total_bytes), cheap, objective="flops").best.assignment
+    least = fit(given, full.total_bytes - saved // 2, cheap, objective="flops").best.assignment
+    assert found.price < 0.5 * full.price and least.price < 1.01 * full.price
