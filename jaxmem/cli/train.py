@@ -18,6 +18,7 @@ from jaxmem.cli._options import (
 )
 from jaxmem.cli._output import STDOUT, OutputError, Outputs
 from jaxmem.cli._status import stages
+from jaxmem.cli._warnings import plain_warnings
 
 
 def train(
@@ -60,21 +61,14 @@ def train(
     from jaxmem.train._loop import run_loop
 
     chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
-    with stages(f"loading {file}") as stage:
-        workload = load_workload(file, settings=settings or ())
-        data = training_data(workload)
-        step = make_train_step(workload, chosen)
-        stage("initialising")
-        state = step.init(None if seed is None else jax.random.key(seed))
-    result = run_loop(
-        step,
-        state,
-        data,
-        steps,
-        log_every=log_every,
-        metrics_path=metrics,
-        on_metrics=None if sys.stderr.isatty() else _print_line,
-    )
+    with plain_warnings():
+        with stages(f"loading {file}") as stage:
+            workload = load_workload(file, settings=settings or ())
+            data = training_data(workload)
+            step = make_train_step(workload, chosen)
+            stage("initialising")
+            state = step.init(None if seed is None else jax.random.key(seed))
+        result = run_loop(step, state, data, steps, log_every=log_every, metrics_path=metrics, line_seconds=0)
     print(summary(result, steps))
     if result.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
@@ -107,8 +101,3 @@ def summary(result, asked: int) -> str:
         text = f"{text}, {last['skipped']:g} skipped (gradients not finite)"
     text = f"{text}, {last['seconds']:.1f} s"
     return text if result.stopped == "done" else f"{text}; {result.stopped}"
-
-
-def _print_line(record: dict):
-    values = " ".join(f"{k} {v:.6g}" for k, v in record.items() if isinstance(v, float) and k != "seconds")
-    print(f"step {record['step']} {values} ({record['seconds']:.1f} s)", file=sys.stderr, flush=True)
