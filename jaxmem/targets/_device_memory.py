@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ _SETTINGS = (
 
 # Container limits, cgroup v2 and v1; either file may be absent or hold "max".
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+_RESIDENT, _MOST = (re.compile(rf"^{name}:\s*(\d+) kB", re.MULTILINE) for name in ("VmRSS", "VmHWM"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,13 +79,10 @@ def process_memory() -> DeviceMemory:
     'this process'
     """
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        text = Path("/proc/self/status").read_text()
     except OSError:
-        lines = []
-    kib = {
-        name: value.split()[0] for name, _, value in (line.partition(":") for line in lines) if name.startswith("Vm")
-    }
-    in_use, peak = (1024 * int(kib[name]) if name in kib else None for name in ("VmRSS", "VmHWM"))
+        text = ""
+    in_use, peak = (1024 * int(found[1]) if (found := field.search(text)) else None for field in (_RESIDENT, _MOST))
     # The kernel counts pages for each thread and adds them up now and then: the maximum may lag behind.
     peak = max(in_use, peak) if in_use is not None and peak is not None else peak
     return DeviceMemory(device="this process", in_use_bytes=in_use, peak_bytes=peak)

@@ -52,7 +52,7 @@ class LoopMemory:
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON-ready values, and the provenance of the two peaks."""
         provenance = {"measured_bytes": "measured", "predicted_bytes": "compiled"}
-        return {**dataclasses.asdict(self), "provenance": provenance}
+        return {**vars(self), "provenance": provenance}
 
     def __str__(self) -> str:
         """One sentence.
