@@ -1,5 +1,6 @@
 """Memory of this machine: how many bytes its devices and host have, use, and have set aside."""
 
+import ctypes
 import dataclasses
 import os
 import re
@@ -86,6 +87,16 @@ def process_memory() -> DeviceMemory:
     # The kernel counts pages for each thread and adds them up now and then: the maximum may lag behind.
     peak = max(in_use, peak) if in_use is not None and peak is not None else peak
     return DeviceMemory(device="this process", in_use_bytes=in_use, peak_bytes=peak)
+
+
+def restart_process_peak() -> bool:
+    """Gives freed pages back and lets the kernel begin its maximum of this process anew; False where it does not."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # else what was freed counts as in use, and again when it is
+        Path("/proc/self/clear_refs").write_text("5")
+    except (OSError, AttributeError):
+        return False
+    return True
 
 
 def late_settings(at_start: Mapping[str, str] | None, kind: str, limit_bytes: int | None) -> tuple[str, ...]:

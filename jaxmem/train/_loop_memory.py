@@ -12,7 +12,7 @@ from jaxmem.analysis import analyze
 from jaxmem.analysis._sizes import shard_bytes
 from jaxmem.errors import MemoryWarning
 from jaxmem.targets import DeviceMemory, device_memory
-from jaxmem.targets._device_memory import process_memory
+from jaxmem.targets._device_memory import process_memory, restart_process_peak
 from jaxmem.train._program import compile_here
 from jaxmem.train._step import TrainStep
 
@@ -26,14 +26,15 @@ RESIDENT_SLACK_BYTES = 2**27
 class LoopMemory:
     """The peak of training, measured, beside the peak that the compiler told; bytes of the fullest local device.
 
-    A peak that the machine counts is of everything since the process began. `measured_bytes` leaves out what was there
-    before the first step and is neither state nor batch: `peak_bytes - (before_bytes - state and batch)`.
+    `measured_bytes` leaves out what was there before the first step and is neither state nor batch: it is
+    `peak_bytes - (before_bytes - state and batch)`. An allocator's peak is of everything since the process began. The
+    kernel's of a process, Linux's VmHWM, begins anew with the first step where the system lets it.
 
     Args:
       device: JAX's name of the device; on a CPU "this process", Python included, with all its virtual devices.
       measured_by: "memory_stats", the device's allocator, or "resident memory" on a backend that keeps no statistics.
       before_bytes: in use before the first step ran, after it was compiled.
-      peak_bytes: the most in use since the process began.
+      peak_bytes: the most in use since the process, or training, began.
       measured_bytes: the part of the peak that is training's.
       at_most: training did not raise the peak, so that it took `measured_bytes` or less.
       predicted_bytes: `peak_bytes` of the compiled step's report, for batches like the first.
@@ -65,7 +66,7 @@ class LoopMemory:
         by, end = f"the allocator of {self.device}", ""
         if self.measured_by == "resident memory":
             by = "roughly: growth of this process, Python included, with state and batch"
-            end = f"; the whole process {format_bytes(self.peak_bytes)}"
+            end = f"; the whole process took {format_bytes(self.peak_bytes)}"
         measured, predicted = format_bytes(self.measured_bytes), format_bytes(self.predicted_bytes)
         return f"peak memory: {most}{measured} measured ({by}), {predicted} predicted (compiled){end}"
 
@@ -99,6 +100,8 @@ class Watch:
         self._devices = devices
         self._warned = False
         self._before = _in_use(devices)
+        if None in self._before and restart_process_peak():
+            self._before = _in_use(devices)
 
     @classmethod
     def of(cls, step: Any, state: Any, batch: Any, *, in_flight: int) -> "Watch | None":

@@ -104,6 +104,8 @@ def loss(w, x):
 workload = jaxmem.Workload(loss, jnp.eye(64), jnp.ones((2**15, 64)), optax.sgd(0.1))
 step = jaxmem.make_train_step(workload)
 hoard, seen = [], []
+for spent in [np.ones(2**29, np.uint8)]:  # a peak from before training, which is not training's
+    del spent
 for kept in (0, 2**28):
     def data(window):
         hoard.append(np.ones(kept // 4, np.uint8))
@@ -122,7 +124,7 @@ def test_a_process_grows_by_what_was_compiled_and_what_the_data_keeps_is_a_warni
     honest, hoarding = json.loads(done.stdout)
     assert (honest["device"], honest["measured_by"]) == ("this process", "resident memory")
     assert honest["predicted_bytes"] > 2**26 and honest["warned"] == []
-    assert 0.9 < honest["measured_bytes"] / honest["predicted_bytes"] < 2
+    assert not honest["at_most"] and 0.9 < honest["measured_bytes"] / honest["predicted_bytes"] < 2
     (warned,) = hoarding["warned"]
     assert hoarding["measured_bytes"] > honest["measured_bytes"] + 2**27 and "Arrays that the data" in warned
 
