@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 RUNS = 3
 SECONDS = 300
@@ -64,12 +63,13 @@ def measure(size: str, config: str) -> dict:
 
     import jaxmem
     from jaxmem.targets import CHIPS, device_memory
+    from jaxmem.targets._device_memory import process_memory, restart_process_peak
 
     workload = _sizes()[size]()
     step = jaxmem.make_train_step(workload, jaxmem.MemoryConfig(**CONFIGS[config]))
     compiled = step.compile()  # before anything is allocated: autotuning would count as the step's
     report = jaxmem.analyze(compiled)
-    before, resident = device_memory(), Resident()
+    before, resident = device_memory(), process_memory() if restart_process_peak() else None
     state = step.init()
     batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype) if _is_shape(x) else jnp.asarray(x), workload.batch)
     jax.block_until_ready((state, batch))
@@ -85,8 +85,9 @@ def measure(size: str, config: str) -> dict:
         masked = after.peak_bytes == ready.peak_bytes
         held = after.peak_bytes - before.in_use_bytes
         measured = {"measured_by": "allocator", "measured_bytes": held, "masked": masked}
-    elif resident.grown_bytes() is not None:
-        measured = {"measured_by": "resident memory", "measured_bytes": resident.grown_bytes(), "masked": False}
+    elif resident is not None and resident.in_use_bytes is not None:
+        grown = process_memory().peak_bytes - resident.in_use_bytes
+        measured = {"measured_by": "resident memory", "measured_bytes": grown, "masked": False}
     chip = next((chip for chip in CHIPS if chip.kind == after.device), None)
     return {
         "size": size,
@@ -118,34 +119,6 @@ def _deviceless(step, target: str) -> dict:
     except JaxmemError as error:
         return {"deviceless_bytes": None, "estimated_seconds": None, "deviceless_error": str(error)}
     return {"deviceless_bytes": report.peak_bytes, "estimated_seconds": report.step_seconds}
-
-
-class Resident:
-    """Growth of this process's resident memory from now on, if Linux can reset the maximum."""
-
-    def __init__(self):
-        self.start = None
-        try:
-            import ctypes
-
-            ctypes.CDLL(None).malloc_trim(0)  # what compiling has left
-            Path("/proc/self/clear_refs").write_text("5")
-            self.start = _status("VmRSS")
-        except (OSError, AttributeError):
-            pass
-
-    def grown_bytes(self) -> int | None:
-        """The growth up to the maximum since then; None if unknown."""
-        most = _status("VmHWM")
-        return None if self.start is None or most is None else most - self.start
-
-
-def _status(field: str) -> int | None:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":")), None)
 
 
 # ---------------------------------------------------------------- all of them

@@ -95,6 +95,13 @@ class RematWarning(UserWarning):
         super().__init__(message)
 
 
+class MemoryWarning(UserWarning):
+    """Training took more or less memory than its compiled step needs."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+
+
 class SettingWarning(UserWarning):
     """A setting has no effect."""
 

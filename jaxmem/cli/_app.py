@@ -1,19 +1,18 @@
 """The typer application, and the one place where exceptions become exit codes."""
 
-import contextlib
 import select
 import sys
 import traceback
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import typer
 
-from jaxmem._blame import paragraph, users_frame
+from jaxmem._blame import users_frame
 from jaxmem.cli import _environment
 from jaxmem.cli._completion import whole_words
 from jaxmem.cli._errors import DONE, INTERRUPTED, explain
 from jaxmem.cli._output import discard
+from jaxmem.cli._warnings import plain_warnings
 from jaxmem.cli.analyze import analyze
 from jaxmem.cli.compare import compare
 from jaxmem.cli.diff import diff
@@ -22,7 +21,7 @@ from jaxmem.cli.explain_oom import explain_oom
 from jaxmem.cli.residuals import residuals
 from jaxmem.cli.targets import targets
 from jaxmem.cli.train import train
-from jaxmem.errors import InputError, RematWarning, SettingWarning
+from jaxmem.errors import InputError
 
 app = typer.Typer(
     name="jaxmem",
@@ -85,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # standalone_mode=False: errors come here as exceptions, so that all of them look alike.
         refuse_repeated(arguments)
-        with _warnings_as_lines(), whole_words():
+        with plain_warnings(), whole_words():
             code = app(arguments, prog_name="jaxmem", standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt, SystemExit) as error:
@@ -105,22 +104,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         print("jaxmem: stopped by Ctrl-C", file=sys.stderr)
     return int(code or 0)
-
-
-@contextlib.contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Warnings of jaxmem look like its errors; those of others stay what they are."""
-    with warnings.catch_warnings():
-        others = warnings.showwarning
-
-        def show(message, category, *where, **more):
-            if issubclass(category, (RematWarning, SettingWarning)):
-                print(f"jaxmem: warning: {paragraph(str(message))}", file=sys.stderr)
-            else:
-                others(message, category, *where, **more)
-
-        warnings.showwarning = show
-        yield
 
 
 def refuse_repeated(arguments: Sequence[str]) -> None:

@@ -66,15 +66,7 @@ def train(
         step = make_train_step(workload, chosen)
         stage("initialising")
         state = step.init(None if seed is None else jax.random.key(seed))
-    result = run_loop(
-        step,
-        state,
-        data,
-        steps,
-        log_every=log_every,
-        metrics_path=metrics,
-        on_metrics=None if sys.stderr.isatty() else _print_line,
-    )
+    result = run_loop(step, state, data, steps, log_every=log_every, metrics_path=metrics, line_seconds=0)
     print(summary(result, steps))
     if result.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
@@ -107,8 +99,3 @@ def summary(result, asked: int) -> str:
         text = f"{text}, {last['skipped']:g} skipped (gradients not finite)"
     text = f"{text}, {last['seconds']:.1f} s"
     return text if result.stopped == "done" else f"{text}; {result.stopped}"
-
-
-def _print_line(record: dict):
-    values = " ".join(f"{k} {v:.6g}" for k, v in record.items() if isinstance(v, float) and k != "seconds")
-    print(f"step {record['step']} {values} ({record['seconds']:.1f} s)", file=sys.stderr, flush=True)

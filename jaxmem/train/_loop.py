@@ -21,7 +21,8 @@ from jaxmem.errors import (
     TooManySkippedWindows,
     WorkloadError,
 )
-from jaxmem.train._loop_io import Interrupts, MetricsFile, ProgressBar
+from jaxmem.train._loop_io import LINE_SECONDS, Interrupts, MetricsFile, Progress
+from jaxmem.train._loop_memory import LoopMemory, Watch
 from jaxmem.train._state import check_alive
 from jaxmem.workload import path_string
 
@@ -31,7 +32,7 @@ WINDOWS_IN_FLIGHT = 4
 # In a row. From its default maximum, 2**24, a loss scale is halved 24 times until it is 1: what still overflows after
 # twice as many windows is not the scale's doing.
 MAX_SKIPPED = 50
-RESERVED_METRICS = ("step", "window", "seconds")
+RESERVED_METRICS = ("step", "window", "seconds", "memory")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,12 +44,14 @@ class LoopResult:
       windows: how many windows were trained.
       stopped: why it ended: all of them done, the data ended, or Ctrl-C.
       metrics: the last record of metrics.
+      memory: the peak of training, measured, beside the compiled one; None of a step that cannot be compiled ahead.
     """
 
     state: Any
     windows: int
     stopped: Literal["done", "data ended", "interrupted"]
     metrics: Mapping[str, Any]
+    memory: LoopMemory | None = None
 
 
 @shortening()
@@ -70,6 +73,9 @@ def train_loop(
     last), and otherwise only so that no more than `WINDOWS_IN_FLIGHT` windows are under way.
     Ctrl-C finishes the windows under way, writes their metrics and returns; a second one aborts.
 
+    Training tells the truth about its memory: its peak is measured (on a CPU, by the growth of the process) beside the
+    compiled step's, which is shown at the end. A MemoryWarning says where they contradict each other.
+
     Args:
       step: what `make_train_step` returns: `step(state, batch) -> (state, metrics)`.
       state: a TrainState; its `window` says where to go on.
@@ -79,9 +85,10 @@ def train_loop(
       num_steps: how many windows to train in this call.
       log_every: windows between two readings of metrics.
       metrics_path: file for one JSON line a reading: step, window, loss, every metric, seconds since
-        the loop began. An infinite metric is written as null, and so is NaN in a window that was skipped for it.
-        A state past its first window appends.
-      progress: whether to show a progress bar, on stderr and on a terminal only.
+        the loop began, and the memory of a `TrainStep` as `LoopMemory.to_dict()`. An infinite metric is written as
+        null, and so is NaN in a window that was skipped for it. A state past its first window appends.
+      progress: whether to show on stderr how far training is: a bar on a terminal, elsewhere a line now and then;
+        and the peak of memory at the end.
       on_metrics: called with each record.
       max_skipped: how many windows in a row a step with a loss scale may skip, looked at where metrics are read.
 
@@ -123,8 +130,13 @@ def run_loop(
     progress=True,
     on_metrics=None,
     max_skipped=MAX_SKIPPED,
+    line_seconds=LINE_SECONDS,
 ) -> LoopResult:
-    """`train_loop`, saying also how it ended."""
+    """`train_loop`, saying also how it ended.
+
+    Args:
+      line_seconds: between two lines of progress where there is no terminal; 0 for a line a reading.
+    """
     _check_counts(num_steps=num_steps, log_every=log_every, max_skipped=max_skipped)
     _check_given(step, state)
     check_alive(state)
@@ -137,13 +149,15 @@ def run_loop(
     in_flight = collections.deque()
     window = first - 1
     with (
-        ProgressBar(num_steps, shown=progress) as bar,
+        Progress(num_steps, shown=progress, line_seconds=line_seconds) as bar,
         MetricsFile(metrics_path, append=first > 0) as log,
         Interrupts() as interrupts,
     ):
         sinks = (log.write, bar.show, on_metrics)
         readings = _Readings(started=time.perf_counter(), first=first, sinks=sinks, max_skipped=max_skipped)
         for window, batch in enumerate(batches, start=first):
+            if window == first:
+                readings.watch = Watch.of(step, state, batch, in_flight=WINDOWS_IN_FLIGHT)
             state, metrics = step(state, batch)
             bar.advance()
             if window - first + 1 == num_steps:
@@ -173,7 +187,9 @@ def run_loop(
             record = readings.take(window, state, metrics)
     if stopped == "data ended":
         print(f"jaxmem: data ended after {window - first + 1} of {num_steps} windows", file=sys.stderr)
-    return LoopResult(state=state, windows=window - first + 1, stopped=stopped, metrics=record)
+    if progress and readings.memory is not None:
+        print(f"jaxmem: {readings.memory}", file=sys.stderr)
+    return LoopResult(state=state, windows=window - first + 1, stopped=stopped, metrics=record, memory=readings.memory)
 
 
 class _Readings:
@@ -184,6 +200,8 @@ class _Readings:
         self._sinks = [sink for sink in sinks if sink is not None]
         self._finite_window: int | None = None
         self._first = first
+        self.watch: Watch | None = None
+        self.memory: LoopMemory | None = None
 
     def take(self, window: int, state, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """The record of `window`; waits for the device."""
@@ -207,6 +225,9 @@ class _Readings:
             self._check_finite(numbers, int(step_count), window)
             self._finite_window = window
         record = {"step": int(step_count), "window": window, **numbers, "seconds": seconds}
+        if self.watch is not None and (memory := self.watch.look()) is not None:
+            self.memory = memory
+            record["memory"] = memory.to_dict()
         for sink in self._sinks:
             sink(record)
         return record

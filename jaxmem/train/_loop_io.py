@@ -1,4 +1,4 @@
-"""What the training loop touches outside the device: the metrics file, the progress bar, Ctrl-C."""
+"""What the training loop touches outside the device: the metrics file, how far it is, Ctrl-C."""
 
 import json
 import math
@@ -78,16 +78,29 @@ class Interrupts:
         os.write(2, b"\nFinishing the current step; press Ctrl-C again to abort.\n")
 
 
-class ProgressBar:
-    """Windows done, loss, steps a second and time left, on stderr; nothing where that is no terminal."""
+LINE_SECONDS = 20.0
+# The bar's thread and the loop share Python's lock: drawn ten times a second, as rich does, it costs small steps 2 %.
+DRAWS_A_SECOND = 2
 
-    def __init__(self, total: int, *, shown: bool):
+
+class Progress:
+    """Windows done, loss, steps a second and time left, on stderr: a bar on a terminal, elsewhere lines.
+
+    Args:
+      total: windows to train.
+      shown: whether to show anything.
+      line_seconds: between two lines at least.
+    """
+
+    def __init__(self, total: int, *, shown: bool, line_seconds: float = LINE_SECONDS):
         self._total, self._bar = total, None
-        self._shown = shown and sys.stderr.isatty()
+        self._on_terminal = shown and sys.stderr.isatty()
+        self._line_seconds = line_seconds if shown else math.inf
         self._advanced, self._last = 0, None
+        self._drawn = time.perf_counter()  # when the bar or a line last was
 
     def __enter__(self):
-        if self._shown:
+        if self._on_terminal:
             # rich costs 50 ms to import and a run without a terminal needs none of it.
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -102,6 +115,7 @@ class ProgressBar:
                 TextColumn("{task.fields[left]}"),
                 console=Console(stderr=True),
                 redirect_stdout=sys.stdout.isatty(),  # a piped stdout must not end up on the terminal
+                refresh_per_second=DRAWS_A_SECOND,
             )
             self._bar.start()
             self._task = self._bar.add_task("compiling", total=self._total, loss="", rate="", left="")
@@ -114,26 +128,28 @@ class ProgressBar:
     def advance(self):
         """One more window is under way."""
         self._advanced += 1
-        if self._bar is not None and self._advanced > 1:
+        if self._bar is not None and self._advanced > 1 and time.perf_counter() - self._drawn > 1 / DRAWS_A_SECOND:
+            self._drawn = time.perf_counter()
             self._bar.update(self._task, completed=self._advanced)
 
     def show(self, record: dict):
         """The reading of a window whose steps have all finished."""
-        if self._bar is None:
-            return
         now, done = time.perf_counter(), self._advanced
         # The first window compiles: speed is measured between readings, from the first one on.
         rate = None if self._last is None else (done - self._last[1]) / max(now - self._last[0], 1e-9)
         self._last = (now, done)
-        loss = record.get("loss")
-        self._bar.update(
-            self._task,
-            completed=done,
-            description="training",
-            loss="" if loss is None else f"loss {loss:.4g}{_scaling(record)}",
-            rate="" if rate is None else f"{rate:.3g} steps/s",
-            left="" if not rate else f"{_clock((self._total - done) / rate)} left",
-        )
+        speed = "" if rate is None else f"{rate:.3g} steps/s"
+        left = "" if not rate else f"{_clock((self._total - done) / rate)} left"
+        if self._bar is not None:
+            loss = record.get("loss")
+            loss = "" if loss is None else f"loss {loss:.4g}{_scaling(record)}"
+            state = {"completed": done, "description": "training"}
+            self._bar.update(self._task, **state, loss=loss, rate=speed, left=left)
+        elif now - self._drawn >= self._line_seconds:
+            self._drawn = now
+            values = " ".join(f"{k} {v:.6g}" for k, v in record.items() if isinstance(v, float) and k != "seconds")
+            times = ", ".join(filter(None, (f"{record['seconds']:.1f} s", speed, left)))
+            print(f"step {record['step']} {values} ({times})", file=sys.stderr, flush=True)
 
 
 def _scaling(record: dict) -> str:

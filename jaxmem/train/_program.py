@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxmem.analysis import check_compiled
-from jaxmem.targets import Target, compile_lowered, on_target, place, resolve_target
+from jaxmem.targets import Target, compile_lowered, on_target, place, refusing_options, resolve_target
 from jaxmem.train._mistakes import blaming
 from jaxmem.train._peaks import versions
 from jaxmem.train._spec import StepSpec, once
@@ -94,6 +94,14 @@ def compile_step(spec: StepSpec, target: str | Target | None) -> jax.stages.Comp
     compiled = compile_lowered(lower(spec, target), resolved, spec.compiler_options(resolved.platform))
     check_compiled(compiled, resolved.platform, "step")
     return compiled
+
+
+def compile_here(spec: StepSpec, state: TrainState, batch: Any) -> jax.stages.Compiled:
+    """The program that a call with `state` and `batch` runs; JAX compiles it once for both."""
+    with blaming(spec, state, batch), refusing_options(spec.workload.compiler_options):
+        placed = spec.put(batch)
+        with spec.entered(state, placed):
+            return jitted(spec).lower(state, placed).compile()
 
 
 def content(spec: StepSpec, lowered: jax.stages.Lowered, target: Target) -> str:

@@ -129,6 +129,15 @@ def _idle(spec: StepSpec) -> Iterator[str]:
     shards = Reduction(kind="each", rows=spec.layout.rows).shards
     if config.gradient_reduction == "once" and shards == 1:
         yield "gradient_reduction='once' does nothing, as the rows are not sharded: pass mesh=, or a sharded batch."
+    size = next((leaf.shape[axis] for leaf, axis in spec.layout.leaves(spec.workload.batch) if axis is not None), 0)
+    rows = size // config.accumulation_steps
+    if config.gradient_reduction != "once" and rows % shards:
+        # XLA shares a micro-batch among as many shards as divide it and the rows' own sharding; the rest repeat them.
+        yield (
+            f"accumulation_steps={config.accumulation_steps} leaves {rows} of {size} rows to a micro-batch, which "
+            f"{shards} shards cannot share: each row is computed on {shards // math.gcd(rows, shards)} of them. Take "
+            "fewer steps, or more rows."
+        )
     # Shards that accumulate locally add up their gradients in it too.
     local = config.gradient_reduction != "each" and shards > 1
     if config.accumulator_dtype != _DEFAULT_ACCUMULATOR and config.accumulation_steps == 1 and not local:

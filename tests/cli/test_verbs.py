@@ -155,6 +155,18 @@ def test_a_workload_without_data_trains_on_its_batch_and_says_so(capfd, tmp_path
     assert ran.code == 0 and "training on its example batch over and over" in ran.err
 
 
+def test_warnings_of_training_are_paragraphs_and_memory_is_told(capfd, tmp_path):
+    path = write(tmp_path, LINEAR.replace("jnp.tanh(jnp.sin(x @ w))", "x @ w"))
+    metrics = tmp_path / "metrics.jsonl"
+    ran = run(capfd, "train", path, "--steps", "2", "--remat", "full", "--metrics", metrics)
+    assert ran.code == 0 and "RematWarning" not in ran.err and "warnings.warn" not in ran.err
+    (warned,) = [line for line in ran.err.splitlines() if line.startswith("jaxmem: warning: ")]
+    assert "nothing to recompute" in warned
+    assert "jaxmem: peak memory: " in ran.err and " predicted (compiled)" in ran.err
+    memory = json.loads(metrics.read_text().splitlines()[-1])["memory"]
+    assert memory["measured_by"] == "resident memory" and memory["predicted_bytes"] > 0
+
+
 def test_data_that_ends_early_is_no_error(capfd, tmp_path):
     path = write(tmp_path, LINEAR.replace("data=lambda window: batch", "data=[batch] * 3"))
     ran = run(capfd, "train", path, "--steps", "5")

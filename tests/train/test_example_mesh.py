@@ -94,6 +94,7 @@ def test_names_of_its_axes_in_the_loss_are_known(kind):
     assert step.residuals().total_bytes > 0
 
 
+@pytest.mark.filterwarnings("ignore:.*4 shards cannot share:jaxmem.errors.SettingWarning")
 @KINDS
 def test_micro_batches_one_by_one_lie_there_too(kind):
     """Of 8 rows on 4 devices, each of 4 micro-batches has fewer rows than there are devices."""

@@ -217,6 +217,13 @@ def test_the_progress_bar_shows_on_a_terminal_only(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_lines_show_the_progress_where_there_is_no_terminal(capsys):
+    run_loop(add, new_state(), jnp.float32, 6, log_every=3, line_seconds=0)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("step 1 loss 0 double 0 (") and "left" not in first
+    assert last.startswith("step 6 loss 5 double 10 (") and "steps/s, 0:00 left)" in last
+
+
 def test_nested_metrics_are_written_by_their_paths(tmp_path):
     def step(state, batch):
         state, metrics = add(state, batch)

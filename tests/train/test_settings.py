@@ -1,5 +1,7 @@
 """A setting that does nothing is said; a typo is refused, whether it would have done something or not."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +43,20 @@ def test_what_does_something_is_not():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     make_train_step(work(), MemoryConfig(gradient_reduction="once", accumulator_dtype="bfloat16"), mesh=mesh)
     make_train_step(work(trainable="w"), MemoryConfig(accumulator_dtype="bfloat16", accumulation_steps=2))
+
+
+def test_shards_that_repeat_one_anothers_work_are_said():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    workload = Workload(lambda w, x: jnp.mean((x @ w) ** 2), jnp.eye(4), jnp.ones((16, 4)), optax.sgd(0.1))
+    flops = {}
+    for count, repeated in ((1, 1), (2, 1), (4, 2), (8, 4)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", SettingWarning)
+            step = make_train_step(workload, MemoryConfig(accumulation_steps=count), mesh=mesh)
+        said = [str(w.message) for w in caught]
+        assert len(said) == (repeated > 1) and all(f"computed on {repeated} of them" in text for text in said)
+        flops[count] = step.report().flops
+    assert [flops[count] // flops[1] for count in flops] == [1, 1, 2, 4]
 
 
 def test_names_of_state_reductions_are_checked_without_state():

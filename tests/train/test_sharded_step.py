@@ -186,6 +186,7 @@ def logged(params, batch):
     return LossOutput(loss(params, batch), {"x": Last(batch["x"].mean())})
 
 
+@pytest.mark.filterwarnings("ignore:.*8 shards cannot share:jaxmem.errors.SettingWarning")
 @pytest.mark.parametrize(
     "loss_fn, steps, kind, why",
     [
