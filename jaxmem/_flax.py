@@ -50,7 +50,7 @@ def linen_fields(module, loss_fn, batch, rng_streams: tuple[str, ...]) -> dict:
         apply = nn.apply(run, build(memory), mutable=list(state))
         output, updated = apply({"params": params, **state}, batch, rngs=streams(rng))
         _check_collections(updated, state)
-        return _with_state(output, {**state, **updated})
+        return with_state(output, {**state, **updated})
 
     return {
         "loss_fn": _declare_memory(loss, not is_module or declares(loss_fn, "memory")),
@@ -88,9 +88,20 @@ def nnx_fields(model, loss_fn, wrt) -> dict:
         # Without copies, BatchNorm and Dropout would write to variables of an outer trace (TraceContextError).
         model = nnx.merge(graph, params, state, copy=True)
         output = call_loss(loss_fn, model, batch, rng=rng, memory=memory)
-        return _with_state(output, split(model)[2])
+        return with_state(output, split(model)[2])
 
     return {"loss_fn": _declare_memory(loss, declares(loss_fn, "memory")), "params": params, "state": state}
+
+
+def is_a(cls, module: str, name: str) -> bool:
+    """issubclass without importing flax: an instance of a module that was never imported cannot exist."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and issubclass(cls, getattr(loaded, name))
+
+
+def is_nnx(x: Any) -> bool:
+    """Whether it is an nnx object, which is a pytree but is updated in place: a module, Rngs, a Variable."""
+    return is_a(type(x), "flax.nnx", "Pytree") or is_a(type(x), "flax.nnx", "Variable")
 
 
 def is_rng_state(x) -> bool:
@@ -145,7 +156,8 @@ def _declare_memory(loss, uses_memory: bool):
     return loss_without_memory
 
 
-def _with_state(output, state) -> LossOutput:
+def with_state(output, state) -> LossOutput:
+    """What the loss of a Flax model returned, with the state that is tracked for it."""
     if not isinstance(output, LossOutput):
         return LossOutput(output, state=state)
     if output.state is not None:

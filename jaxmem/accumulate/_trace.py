@@ -120,7 +120,7 @@ def classify(output, state, out: dict) -> MicroLoss:
     if not isinstance(output, LossOutput):
         output = LossOutput(output)
     micro = MicroLoss(
-        terms=tuple(_term(factor, term) for factor, term in terms_of(output)),
+        terms=tuple(term_of(factor, term) for factor, term in terms_of(output)),
         metrics=_check_metrics(output.metrics),
         state=state if output.state is None else _check_state(output.state, state),
     )
@@ -161,7 +161,8 @@ def check_weights(traced: TracedLoss) -> None:
             )
 
 
-def _term(factor, term) -> Term:
+def term_of(factor, term) -> Term:
+    """One term of an objective; ObjectiveError for what is none."""
     factor = jnp.asarray(factor, float)  # float64 where that is enabled
     if isinstance(term, WeightedMean):
         weight = _scalar(term.weight, "weight", allow_integer=True)
@@ -178,6 +179,13 @@ def _scalar(value, what: str, *, allow_integer: bool = False):
         dtype = jnp.result_type(value)
         if jnp.issubdtype(dtype, jnp.floating) or (allow_integer and jnp.issubdtype(dtype, jnp.integer)):
             return jnp.asarray(value)
+    if isinstance(value, tuple):
+        raise ObjectiveError(
+            wanted="a loss that returns its objective alone",
+            got=f"a tuple of {len(value)}",
+            do="With (loss, aux) write accumulate.value_and_grad(loss_fn, K, has_aux=True); in a Workload return "
+            "LossOutput(loss, metrics={'accuracy': WeightedMean(num_correct, num_examples)}).",
+        )
     kind = f"{jnp.result_type(value)}{list(jnp.shape(value))}" if is_array_like(value) else type(value).__name__
     raise ObjectiveError(
         wanted="an objective made of real scalars: a scalar, a WeightedMean, a Sum, or a sum of these",

@@ -1,6 +1,5 @@
 """`value_and_grad` over micro-batches: one `lax.scan`, equal to the one-batch step."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,39 +9,21 @@ import jax.numpy as jnp
 
 from jaxmem._scopes import ACCUMULATE_SCOPE, OPTIMIZER_SCOPE
 from jaxmem.accumulate import _reduce
-from jaxmem.accumulate._gradient_sum import Added
+from jaxmem.accumulate._arguments import Arguments, check_call, folding
+from jaxmem.accumulate._aux import AuxLoss, find_outputs
+from jaxmem.accumulate._gradients import Gradients
 from jaxmem.accumulate._micro_batch_scans import add_up, total_weights, weight_dtype
-from jaxmem.accumulate._shard_checks import check_local, check_params, check_rows
+from jaxmem.accumulate._nnx import NnxCall, is_object
+from jaxmem.accumulate._shard_checks import check_local, check_params
+from jaxmem.accumulate._shard_checks import check_rows as check_whole_rows
 from jaxmem.accumulate._shards import Shards, axis_names, shard_key, shard_state
 from jaxmem.accumulate._split import Split
 from jaxmem.accumulate._trace import TracedLoss, check_differentiable, check_weights
 from jaxmem.accumulate.separability import check_separable
 from jaxmem.config import float_dtype_name, step_count
-from jaxmem.errors import ConfigError, ObjectiveError
+from jaxmem.errors import BatchError, ConfigError, ObjectiveError
 
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Gradients:
-    """Everything that one optimizer step needs from a batch.
-
-    Args:
-      value: the objective of the whole batch, float32 scalar (float64 if the loss is).
-      grads: its gradient, of the structure, shapes and dtypes of `params`.
-      metrics: name → value over the whole batch, each reduced by its kind.
-      state: model state after the batch.
-      weights: total weight of every `WeightedMean` term, in the order of the terms.
-      finite: whether `value` and all of `grads` are finite; costs nothing under jit if it is not used.
-      added: which gradients were added to their accumulators in place; None for K = 1, which has no accumulators.
-    """
-
-    value: jax.Array
-    grads: Any
-    metrics: Any
-    state: Any
-    weights: tuple[jax.Array, ...]
-    finite: jax.Array
-    added: Added | None = None
+_NOT_GIVEN = object()
 
 
 def value_and_grad(
@@ -56,6 +37,8 @@ def value_and_grad(
     pad: Any = None,
     in_place: bool | None = None,
     separable: bool = False,
+    has_aux: bool = False,
+    wrt: Any = None,
 ) -> Callable[..., Gradients]:
     r"""The value and gradient of a loss over a batch, computed micro-batch by micro-batch.
 
@@ -113,17 +96,35 @@ def value_and_grad(
         data_sharding = axis_names(data_sharding)
     accumulator_dtype = jnp.dtype(float_dtype_name(accumulator_dtype, "accumulator_dtype"))
 
-    def fn(params, batch, *, rng=None, state=None, loss_scale=None) -> Gradients:
+    def fn(params, batch=_NOT_GIVEN, *extra, rng=None, state=None, loss_scale=None, **keywords) -> Gradients:
+        check_call(loss_fn, params, () if batch is _NOT_GIVEN else (batch, *extra), keywords, num_micro_batches)
+        module = None
+        if is_object(params):
+            module = NnxCall(loss_fn, params, (batch, *extra), keywords, wrt, has_aux, state)
+            params, state, (batch, *extra), keywords = module.params, module.state, module.args, module.keywords
+        elif wrt is not None:
+            raise ConfigError(
+                wanted="wrt with an nnx module as the first argument",
+                got=f"a {type(params).__name__}",
+                do="Leave it out: all parameters are differentiated.",
+            )
         check_differentiable(params)
         names = _reduce.state_reductions(state_reduction, state)
         shards = Shards.of(data_sharding, batch_axes)
-        whole = Split.of(batch, 1, batch_axes=batch_axes, pad=pad)
+        parts = num_micro_batches * shards.count
+        made = loss_fn if module is None else module.loss
+        arguments = Arguments.of(made, batch, extra, keywords, axes=batch_axes, pad=pad, cut=parts > 1)
+        loss: Any = arguments.loss if module is None else module.pure(arguments.loss)
+        loss = AuxLoss(loss) if has_aux else loss
+        batch, folds = arguments.batch, bool(extra or keywords)
+        whole = Split.of(batch, 1, batch_axes=arguments.axes, pad=arguments.pad)
         if shards.count > 1:
-            check_rows(shards, whole, num_micro_batches)
+            check_whole_rows(shards, whole, num_micro_batches)
             check_params(shards, params)
 
         def of_shard(batch, index, params, rng, state, loss_scale):
-            return accumulate(shards, names, params, batch, index, rng, state, loss_scale)
+            split = Split.of(batch, num_micro_batches, batch_axes=arguments.axes, pad=arguments.pad)
+            return accumulate(loss, split, folds, shards, names, params, batch, index, rng, state, loss_scale)
 
         value, grads, metrics, new_state, weights, added = shards.map(
             of_shard, batch, whole, params, rng, state, loss_scale
@@ -134,34 +135,52 @@ def value_and_grad(
                 wide = lambda g: g.astype(_reduce.sum_dtype(g.dtype))  # noqa: E731
                 grads = jax.tree.map(lambda g: (w := wide(g)) / jnp.asarray(loss_scale, w.dtype), grads)
         grads = jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), grads, params)
+        metrics, aux = _reduce.finish_metrics(metrics), None
+        if has_aux:
+            metrics, aux = loss.rebuilt(metrics, new_state, whole.size)
+        if module is not None:
+            module.update(new_state)
         return Gradients(
             value=value,
             grads=grads,
-            metrics=_reduce.finish_metrics(metrics),
-            state=new_state,
+            metrics=metrics,
+            state=new_state if module is None else new_state[0],
             weights=tuple(weight for weight in weights if weight is not None),
             finite=jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in (value, *jax.tree.leaves(grads))])),
             added=added,
+            aux=aux,
+            has_aux=has_aux,
         )
 
-    def accumulate(shards: Shards, names, params, batch, index, rng, state, loss_scale):
+    def accumulate(loss, split: Split, folds, shards: Shards, names, params, batch, index, rng, state, loss_scale):
         """Value, gradients, metrics, state and weights of one shard's rows, reduced over the shards."""
-        split = Split.of(batch, num_micro_batches, batch_axes=batch_axes, pad=pad)
-        batch = split.pad(batch)
-        take = functools.partial(split.take_padded, batch)
+        batch, parts = split.pad(batch), num_micro_batches * shards.count
         key = shard_key(rng, index)
         key_of = lambda i: key if key is None or num_micro_batches == 1 else jax.random.fold_in(key, i)  # noqa: E731
-        traced = TracedLoss.of(loss_fn, params, take(0), key_of(0), state)
+        example = (params, split.take_padded(batch, 0), key_of(0), state)
+        if parts > 1 and has_aux:
+            find_outputs(loss, *example, split.axes, padded=split.padded, shards=shards.count)
+        traced = TracedLoss.of(loss, *example)
         check_weights(traced)
+        if parts > 1 and not _reads_rows(traced, lambda micro: micro.terms, split):
+            raise BatchError(
+                wanted="a loss that reads the batch it is given, which is cut into micro-batches",
+                got=f"{getattr(loss, '__name__', 'a loss')}, which reads none of its rows",
+                do="Read the argument, and not a variable of another name around the loss.",
+            )
+        if parts > 1 and not has_aux and any(term.rule == "mean" for term in traced.out_shapes.terms):
+            find_outputs(loss, *example, split.axes)
+        take = functools.partial(split.take_padded, batch)
+        if folds and parts > 1:
+            take = folding(traced, split, batch, index)
         if split.padded:
             _check_paddable(traced, split)
         if shards.count > 1:
             check_local(traced, state, names, shards)
             if not separable and not {"mean", "sum", "max"} & set(jax.tree.leaves(names)):
-                check_separable(loss_fn, (params, take(0), key_of(0), state), split.axes, shards.count)
+                check_separable(loss, example, split.axes, shards.count)
         given, state = state, shard_state(state, index)
 
-        parts = num_micro_batches * shards.count
         if parts == 1:
             totals = None
         else:
@@ -236,7 +255,7 @@ def _check_paddable(traced: TracedLoss, split: Split) -> None:
                 got="a bare scalar, whose mean would count the padded rows",
                 do="Return WeightedMean(total, weight) with weight 0 for padded rows.",
             )
-        if term.rule == "weighted" and not _reads_rows(traced, i, split):
+        if term.rule == "weighted" and not _reads_rows(traced, lambda micro, i=i: micro.terms[i].weight, split):
             raise ObjectiveError(
                 wanted="weights counted from the values of the batch, since `pad` adds rows that must not count",
                 got=f"a weight of objective term {i} that is the same whatever the rows hold, such as their number",
@@ -244,8 +263,8 @@ def _check_paddable(traced: TracedLoss, split: Split) -> None:
             )
 
 
-def _reads_rows(traced: TracedLoss, term: int, split: Split) -> bool:
-    """Whether a term's weight depends on the values of any leaf that is cut into micro-batches."""
-    _, (_, batch_needs, *_) = traced.cut(lambda micro: micro.terms[term].weight)
+def _reads_rows(traced: TracedLoss, select: Callable, split: Split) -> bool:
+    """Whether what `select` picks of a loss depends on the values of any leaf that is cut into micro-batches."""
+    _, (_, batch_needs, *_) = traced.cut(select)
     needs = jax.tree.leaves(batch_needs, is_leaf=lambda x: x is None)
     return any(need and axis is not None for need, axis in zip(needs, split.axes, strict=True))
