@@ -39,6 +39,7 @@ def value_and_grad(
     separable: bool = False,
     has_aux: bool = False,
     wrt: Any = None,
+    check_mean: bool = True,
 ) -> Callable[..., Gradients]:
     r"""The value and gradient of a loss over a batch, computed micro-batch by micro-batch.
 
@@ -47,13 +48,18 @@ def value_and_grad(
     in one `lax.scan`. So gradients equal the full batch's however unevenly valid tokens are spread.
 
     Args:
-      loss_fn: `loss_fn(params, batch, *, rng, state)`; it gets only the keywords that it declares. It returns
-        a scalar (mean over examples), a `WeightedMean`, a `Sum`, a sum of these, or a `LossOutput`.
+      loss_fn: `loss_fn(params, batch, *, rng, state)`; it gets only the keywords that it declares. Or
+        `loss_fn(params, x, y, key, train=True)`, as `jax.value_and_grad` takes it, or `loss_fn(model, batch)` with an
+        nnx module. It returns a scalar (mean over examples), a `WeightedMean`, a `Sum`, a sum of these, or a
+        `LossOutput`; with `has_aux` such an objective and aux.
       num_micro_batches: K. Micro-batch i holds rows i, i + K, … (see `micro_batch`); its key is
         `fold_in(rng, i)`. K = 1 is the plain step: the loss gets the batch and `rng` unchanged.
       accumulator_dtype: dtype in which gradients are summed. A parameter of a wider dtype, such as float64, is summed
         in its own, unless 16 bits are asked for. The sum is cast to the parameter's dtype once.
-      batch_axes: pytree prefix of the batch with each leaf's example axis; None passes a leaf whole.
+      batch_axes: pytree prefix of the batch with each leaf's example axis; None passes a leaf whole. Or a tuple with
+        an entry for each argument after the parameters: `(0, 0, None)` for `(x, y, key)`. PRNG keys among several
+        arguments get the micro-batch's index folded in; what is no array stays what it is. An array that may have rows
+        and is not declared is refused.
       state_reduction: pytree prefix of `state`. "carry": micro-batch i + 1 sees the state that i returned. Otherwise
         every micro-batch sees the initial state: "mean", "sum" (increments add up), "max" or "last".
       data_sharding: a NamedSharding of the batch, or names of axes of the mesh that `jax.set_mesh` set. Every shard of
@@ -72,10 +78,19 @@ def value_and_grad(
         everywhere, or ConfigError. False: nowhere. `Gradients.added` says where it was done.
       separable: whether `separable_by_rows` has said "yes" about this loss, for a micro-batch dealt out to the shards;
         then local accumulation does not check it again, which saves two traces of the loss and of its gradients.
+      has_aux: the loss returns (objective, aux). A leaf of aux that is a mean, a sum or a maximum over rows, or holds a
+        value for each row, is that of the whole batch, rows in their order; whether it is one is told from the loss's
+        jaxpr. Others say how micro-batches combine (`WeightedMean`, `Sum`, `Max`, `Last`), or are refused. A part of
+        aux of the structure of `state` is the new state.
+      wrt: nnx filter of what is differentiated of a module; `nnx.Param` unless given.
+      check_mean: whether a bare scalar that is no mean over rows is refused, such as a masked mean; for K > 1 this
+        traces the loss twice more.
 
     Returns:
-      `fn(params, batch, *, rng=None, state=None, loss_scale=None) -> Gradients`. The objective is multiplied by
-      `loss_scale` before differentiation, and gradients are divided by it afterwards.
+      `fn(params, batch, *more, rng=None, state=None, loss_scale=None, **keywords) -> Gradients`, which unpacks to
+      `value, grads`, or `(value, aux), grads`. The objective is multiplied by `loss_scale` before differentiation, and
+      gradients are divided by it afterwards. Of an nnx module the gradients are those of `nnx.value_and_grad`, and its
+      state (BatchNorm statistics, counts of random numbers) is updated once, after all micro-batches.
 
     Raises:
       BatchError, ConfigError, IntegerParameterError, ObjectiveError, DifferentiableWeight, MetricError, StateError:
@@ -162,13 +177,14 @@ def value_and_grad(
             find_outputs(loss, *example, split.axes, padded=split.padded, shards=shards.count)
         traced = TracedLoss.of(loss, *example)
         check_weights(traced)
-        if parts > 1 and not _reads_rows(traced, lambda micro: micro.terms, split):
+        if check_mean and parts > 1 and not _reads_rows(traced, lambda micro: micro.terms, split):
             raise BatchError(
                 wanted="a loss that reads the batch it is given, which is cut into micro-batches",
                 got=f"{getattr(loss, '__name__', 'a loss')}, which reads none of its rows",
                 do="Read the argument, and not a variable of another name around the loss.",
             )
-        if parts > 1 and not has_aux and any(term.rule == "mean" for term in traced.out_shapes.terms):
+        checks = check_mean and not separable and not has_aux and parts > 1
+        if checks and any(term.rule == "mean" for term in traced.out_shapes.terms):
             find_outputs(loss, *example, split.axes)
         take = functools.partial(split.take_padded, batch)
         if folds and parts > 1:

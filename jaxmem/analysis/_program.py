@@ -2,12 +2,12 @@
 
 import contextlib
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
+from jaxmem.analysis._call import Called
 from jaxmem.analysis._compiled import CompiledProgram, read_compiled
 from jaxmem.analysis._jaxpr_flops import JaxprFlops, jaxpr_flops
 from jaxmem.errors import InputError
@@ -65,6 +65,8 @@ class Program:
           **fields: of the program.
         """
 
+        traced = getattr(traced, "traced", traced)  # flax.nnx wraps its own round that of JAX
+
         def lower() -> jax.stages.Lowered:
             with on_target(target) if target is not None else contextlib.nullcontext():
                 return traced.lower()
@@ -120,12 +122,21 @@ def as_program(variant, *args, name: str, target: Target) -> Program:
 
 
 def function_program(
-    fn: Callable, *args, name: str, target: Target, donate_argnums=(), static_argnames=(), in_shardings=None
+    fn: Callable,
+    *args,
+    name: str,
+    target: Target,
+    donate_argnums=(),
+    static_argnames=(),
+    in_shardings=None,
+    keywords: Mapping[str, Any] | None = None,
 ) -> Program:
     """The program of a function called with `args` (arrays or `jax.ShapeDtypeStruct`), traced for `target`.
 
-    A function that `jax.jit` made keeps the options it was made with.
+    A function that `jax.jit` or `nnx.jit` made keeps the options it was made with, also in a partial or as a method.
     """
+    call = Called.of(fn, args, keywords or {}, name)
+    fn = call.fn
     options = {"donate_argnums": donate_argnums, "static_argnames": static_argnames}
     if in_shardings is not None:
         options["in_shardings"] = in_shardings
@@ -142,7 +153,7 @@ def function_program(
             )
     else:
         try:
-            jitted = jax.jit(fn, **options)
+            jitted = call.jit(fn, **options)
         except (TypeError, ValueError) as error:
             given = [f"{key}={value!r}" for key, value in options.items() if value not in ((), None)]
             raise InputError(
@@ -150,26 +161,11 @@ def function_program(
                 got=f"{', '.join(given) or 'none'} ({str(error).rstrip('.')})",
                 do="donate_argnums are positions of arguments, from 0; static_argnames are their names.",
             ) from error
-    _check_arguments(fn, args, name)
-    args, notes = _movable(args, target)
-    placed = place(args, target, in_shardings=in_shardings)
+    call, placed, notes = call.placed(target, in_shardings, _movable)
     with on_target(placed.target) as scope, in_mesh(mesh_of(mixed=True, arguments=placed.args)):
-        traced = jitted.trace(*placed.args)
+        traced = jitted.trace(*call.args, **call.keywords)
     notes = (*notes, *placed.notes, *scope.notes)
     return Program.from_traced(traced, target=placed.target, name=name, notes=notes)
-
-
-def _check_arguments(fn, args, name: str) -> None:
-    try:
-        inspect.signature(fn).bind(*args)
-    except ValueError:  # a builtin without a signature
-        return
-    except TypeError as error:
-        raise InputError(
-            wanted=f"the arguments of {name!r}: {inspect.signature(fn)}",
-            got=f"{len(args)} of them ({error})",
-            do="Pass arrays or jax.ShapeDtypeStruct after the function.",
-        ) from None
 
 
 def _movable(args, target: Target):

@@ -26,13 +26,14 @@ def analyze(
     static_argnames: Any = (),
     in_shardings: Any = None,
     arg_kinds: Any = None,
+    **keywords: Any,
 ) -> MemoryReport:
     """What a step, or any function of arrays, needs when compiled for `target`. Nothing is run or allocated.
 
     Args:
       fn: a `Workload`, with a `MemoryConfig` as the only one of `args` or as `config`; a `TrainStep` alone; or a
         function, jitted or not, a `jax.stages.Traced`, `Lowered` or `Compiled`, as `jaxmem.analysis.analyze` has it.
-      *args: of a function, arrays or `jax.ShapeDtypeStruct`, static arguments by value.
+      *args, **keywords: of a function, arrays or `jax.ShapeDtypeStruct`, nnx objects, static arguments by value.
       target: "local" (None), "cpu", the name of a chip, or a `Target`.
       donate_argnums, static_argnames, in_shardings, arg_kinds: of a function, see `jaxmem.analysis.analyze`.
 
@@ -54,11 +55,11 @@ def analyze(
         "arg_kinds": arg_kinds,
     }
     if isinstance(fn, TrainStep):
-        refuse_arguments(fn, args, {**options, "config": config})
+        refuse_arguments(fn, args, {**options, "config": config, **keywords})
         return report(fn.spec, target)
     if isinstance(fn, Workload):
         given = args if config is None else (*args, config)
-        refuse_arguments(fn, given[1:], options)
+        refuse_arguments(fn, given[1:], {**options, **keywords})
         return report(spend(StepSpec.of(fn, *given), target), target)
     if config is not None:
         raise InputError(
@@ -66,7 +67,7 @@ def analyze(
             got=f"a {type(fn).__name__}",
             do="Leave config out, or make a Workload of the loss.",
         )
-    return analysis.analyze(fn, *args, target=target, **options)
+    return analysis.analyze(fn, *args, target=target, **options, **keywords)
 
 
 def compare(
