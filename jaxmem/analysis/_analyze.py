@@ -25,8 +25,9 @@ def analyze(
     """What `fn(*args)` needs when compiled for `target`. Nothing is run and no argument is allocated.
 
     Args:
-      fn: a function, or one that `jax.jit` or `nnx.jit` made, also as a method or in a `functools.partial`; or a `Program`, a `jax.stages.Traced`, `Lowered` or `Compiled` (then
-        without `args`). `jaxmem.analyze` takes workloads and train steps too.
+      fn: a function, or one that `jax.jit` or `nnx.jit` made, also as a method or in a `functools.partial`; a
+        `Program`, a `jax.stages.Traced`, `Lowered` or `Compiled` (then without `args`). `jaxmem.analyze` takes
+        workloads and train steps too.
       *args, **keywords: arrays or `jax.ShapeDtypeStruct`, nnx objects, static arguments by value.
       target: "local" (None), "cpu" or a `Target`. A compiled program has its own.
       donate_argnums, static_argnames, in_shardings: as for `jax.jit`.

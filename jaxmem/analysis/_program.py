@@ -11,7 +11,7 @@ from jaxmem.analysis._call import Called
 from jaxmem.analysis._compiled import CompiledProgram, read_compiled
 from jaxmem.analysis._jaxpr_flops import JaxprFlops, jaxpr_flops
 from jaxmem.errors import InputError
-from jaxmem.targets import Target, in_mesh, mesh_of, on_target, place
+from jaxmem.targets import Target, in_mesh, mesh_of, on_target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

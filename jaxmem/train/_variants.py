@@ -1,7 +1,6 @@
 """`analyze` and `compare` for workloads, configs and train steps, beside all that `jaxmem.analysis` takes."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from jaxmem import analysis
@@ -11,6 +10,7 @@ from jaxmem.config import MemoryConfig
 from jaxmem.errors import InputError, WorkloadError
 from jaxmem.targets import Target
 from jaxmem.train._budget import spend
+from jaxmem.train._policies import PolicyVariant, policy_variants
 from jaxmem.train._report import program, report
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._step import TrainStep
@@ -71,8 +71,10 @@ def analyze(
 
 
 def compare(
-    variants: Mapping[str, Any],
-    *args: Any,
+    variants: Any,
+    *arguments: Any,
+    policies: Any = None,
+    args: tuple[Any, ...] = (),
     target: str | Target | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -82,8 +84,11 @@ def compare(
 
     Args:
       variants: name → `MemoryConfig`, with a `Workload` as the only one of `args`; a `TrainStep`; or what
-        `jaxmem.analysis.compare` takes: functions of `args`, lowered or compiled programs.
-      *args: what all variants are given.
+        `jaxmem.analysis.compare` takes: functions of `args`, lowered or compiled programs. With `policies` one loss, or
+        a `Workload`.
+      *arguments, args: what all variants are given.
+      policies: presets, budgets and `Policy`s, such as ["none", "full", "dots", "auto:0.25"], or a mapping from names
+        to these. Each row is the value and gradient of the loss under one of them, applied by `remat.apply`.
       target: "local" (None), "cpu", the name of a chip, or a `Target`.
       progress: called with a variant's name and "tracing", "compiling" or "done"; without it a terminal shows a line.
 
@@ -98,12 +103,43 @@ def compare(
     >>> table = compare({f"K={k}": MemoryConfig(accumulation_steps=k) for k in (1, 2)}, workload, target="cpu")
     >>> [row.name for row in table.rows]
     ['K=1', 'K=2']
+
+    A loss of your own loop, with all that its gradient keeps:
+
+    >>> def loss(weights, x):
+    ...     for w in weights:
+    ...         x = jnp.tanh(jnp.tanh(x) @ w)
+    ...     return x.sum()
+    >>> table = compare(loss, policies=["none", "full"], args=([jnp.ones((4, 4))] * 3, jnp.ones((8, 4))), target="cpu")
+    >>> [(row.name, row.saved_residual_bytes) for row in table.rows]
+    [('none', 1152), ('full', 256)]
     """
+    given = (*arguments, *args)
+    if policies is not None and isinstance(variants, Workload):
+        refuse_arguments(variants, given, {})
+        named = policy_variants(variants.loss_fn, policies)
+        variants, given = {k: MemoryConfig(remat=v.policy) for k, v in named.items()}, (variants,)
+    elif policies is not None:
+        if not callable(variants) or isinstance(variants, TrainStep):
+            raise InputError(
+                wanted="a loss, or a Workload, beside policies",
+                got=f"a {type(variants).__name__}",
+                do="For example jaxmem.compare(loss_fn, policies=['none', 'full'], args=(params, batch)).",
+            )
+        variants = policy_variants(variants, policies)
+    elif callable(variants) or isinstance(variants, Workload):
+        raise InputError(
+            wanted="policies to compare a loss under, or a mapping from names to variants",
+            got=f"{getattr(variants, '__name__', type(variants).__name__)} alone",
+            do="For example jaxmem.compare(loss_fn, policies=['none', 'full', 'dots'], args=(params, batch)).",
+        )
     plain: dict[MemoryConfig, StepSpec] = {}  # by config without remat, which all its remat settings share
 
     def make(variant: Any, *args: Any, name: str, target: Target) -> Any:
         if isinstance(variant, TrainStep):
             return program(variant.spec, name, target)
+        if isinstance(variant, PolicyVariant):
+            return variant.program(*args, name=name, target=target)
         if not isinstance(variant, MemoryConfig):
             return as_program(variant, *args, name=name, target=target)
         if len(args) != 1 or not isinstance(args[0], Workload):
@@ -120,4 +156,4 @@ def compare(
             spec = spend(dataclasses.replace(spec, config=variant, plain=spec), target)
         return program(spec, name, target)
 
-    return analysis.compare(variants, *args, target=target, progress=progress, make=make)
+    return analysis.compare(variants, *given, target=target, progress=progress, make=make)

@@ -151,8 +151,8 @@ def at_blocks(fn: Callable, wrap: Callable, results: Callable | None = None) -> 
                 got=f"{beside}{len(jaxpr.jaxpr.eqns)} equations with no scan of several steps that holds a matmul and "
                 "something to recompute, no repeated Flax modules (Block_0, Block_1, …) and no repeated stretch of "
                 "like operations",
-                do=f"{do} `memory` in the loss and mark what is to be recomputed with memory.block(...), or, in a loop of "
-                "your own, with remat.checkpoint(layer, policy).",
+                do=f"{do} `memory` in the loss and mark what is to be recomputed with memory.block(...), or in your "
+                "own loop with remat.checkpoint(layer, policy).",
             )
         return call.result(outs if results is None else results(outs, jaxpr, program))
 
