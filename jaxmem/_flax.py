@@ -1,6 +1,7 @@
 """Flax modules as the fields of a `Workload`: a pure loss, parameters and state."""
 
 import dataclasses
+import functools
 import inspect
 import sys
 from typing import Any, cast
@@ -19,13 +20,17 @@ def linen_fields(module, loss_fn, batch, rng_streams: tuple[str, ...]) -> dict:
     from flax import linen as nn
 
     check_loss(loss_fn, "loss_fn(model, batch)", ("rng", "memory"))
+    if isinstance(module, type) and issubclass(module, nn.Module) and _has_field(module, "memory"):
+        module = functools.partial(_with_memory, module)
     is_module = isinstance(module, nn.Module)
     if not is_module and not _makes_modules(module):
         raise WorkloadError(
             wanted="a flax.linen module, or a function memory -> module",
-            got=repr(module),
-            do="Instantiate the module, e.g. Workload.from_linen(MyModel(width=64), ...); one with a field `memory` is "
-            "made by a function, lambda memory: MyModel(memory).",
+            got=_described(module),
+            do="Use Workload.from_nnx for it."
+            if is_nnx(module)
+            else "Instantiate the module, e.g. Workload.from_linen(MyModel(width=64), ...); one with a field `memory` "
+            "is made by a function, lambda memory: MyModel(memory, width=64).",
         )
 
     def build(memory) -> nn.Module:
@@ -80,8 +85,10 @@ def nnx_fields(model, loss_fn, wrt) -> dict:
     else:
         raise WorkloadError(
             wanted="a flax.nnx module, or a function key -> module",
-            got=repr(model),
-            do="Instantiate the module, e.g. Workload.from_nnx(MyModel(rngs=nnx.Rngs(0)), ...).",
+            got=_described(model),
+            do="Use Workload.from_linen for it."
+            if is_a(type(model), "flax.linen", "Module")
+            else "Instantiate the module, e.g. Workload.from_nnx(MyModel(rngs=nnx.Rngs(0)), ...).",
         )
 
     def loss(params, batch, *, rng, state, memory):
@@ -91,6 +98,18 @@ def nnx_fields(model, loss_fn, wrt) -> dict:
         return with_state(output, split(model)[2])
 
     return {"loss_fn": _declare_memory(loss, declares(loss_fn, "memory")), "params": params, "state": state}
+
+
+def _has_field(cls: type, name: str) -> bool:
+    return dataclasses.is_dataclass(cls) and any(field.name == name for field in dataclasses.fields(cls))
+
+
+def _with_memory(cls: type, memory: Memory):
+    return cls(memory=memory)
+
+
+def _described(module: Any) -> str:
+    return repr(module) if isinstance(module, type) else f"a {type(module).__module__}.{type(module).__qualname__}"
 
 
 def is_a(cls, module: str, name: str) -> bool:

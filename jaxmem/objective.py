@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxmem.errors import MetricError
+
 
 class Objective:
     """Base class of terms that can be summed and scaled into an objective; use `WeightedMean` or `Sum`.
@@ -146,3 +148,11 @@ class LossOutput:
     objective: Any
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     state: Any = None
+
+    def __post_init__(self):
+        if isinstance(self.metrics, Mapping) and not all(isinstance(name, str) for name in self.metrics):
+            raise MetricError(
+                wanted="names of metrics that are strings",
+                got=", ".join(map(repr, self.metrics)),
+                do='For example {"accuracy": WeightedMean(num_correct, num_examples)}.',
+            )

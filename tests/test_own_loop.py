@@ -51,3 +51,46 @@ def loop(request):
     program = linen if request.param == "linen" else linen + nnx
     diffs = dict(zip(WANTS, blocks(LINEN if request.param == "linen" else NNX, "diff"), strict=True))
     return program, diffs, history(run(program))
+
+
+def test_the_analysis_changes_nothing_and_counts_the_loops_own_state(loop):
+    program, diffs, want = loop
+    names = run(changed(program, diffs["analyze"]))
+    assert_alike(history(names), want)
+    held = [names["state"], names["batch"]] if "nnx" not in names else nnx_held(names)
+    size = sum(np.dtype(leaf.dtype).itemsize * leaf.size for leaf in map(np.asarray, jax.tree.leaves(held)))
+    assert names["report"].argument_bytes == pytest.approx(size, rel=0.01)  # counters that nothing reads are left out
+
+
+def nnx_held(names: dict) -> list:
+    return [names["nnx"].state(names["network"]), names["nnx"].state(names["optimizer"]), names["batch"]]
+
+
+@pytest.mark.parametrize("want", ["accumulate", "remat"])
+def test_gradients_of_the_changed_loop_are_the_plain_ones(loop, want):
+    program, diffs, plain = loop
+    assert_alike(history(run(changed(program, diffs[want]))), plain)
+
+
+def test_policies_are_compared_by_what_the_loss_keeps(loop):
+    program, diffs, plain = loop
+    names = run(changed(program, diffs["compare"]))
+    assert_alike(history(names), plain)
+    none, full, dots = names["table"].rows
+    assert none.saved_residual_bytes > dots.saved_residual_bytes > full.saved_residual_bytes > 0
+    assert none.recompute_flops == 0 < full.recompute_flops
+
+
+def test_each_change_is_at_most_three_lines_of_a_loop_of_sixty(loop):
+    program, diffs, _ = loop
+    assert all(0 < sum(line[0] == "+" for line in diff.splitlines()) <= 3 for diff in diffs.values())
+    assert all(sum(line[0] == "-" for line in diff.splitlines()) <= 3 for diff in diffs.values())
+    assert len(program.splitlines()) < 120  # nnx reuses what linen has imported
+
+
+def assert_alike(got: list, want: list) -> None:
+    assert len(got) == len(want) == 5
+    for now, then in zip(got, want, strict=True):
+        assert now.keys() == then.keys()
+        for name in now:
+            np.testing.assert_allclose(now[name], then[name], rtol=2e-5, atol=1e-6, err_msg=name)

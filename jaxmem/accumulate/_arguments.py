@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem._compat import called_jaxprs
-from jaxmem._signatures import declares
+from jaxmem._flax import is_a
+from jaxmem._signatures import check_order, declares
 from jaxmem.accumulate._shards import is_key
 from jaxmem.accumulate._split import Split
 from jaxmem.accumulate._trace import TracedLoss
 from jaxmem.errors import BatchError, InputError
+from jaxmem.workload import is_train_state
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
@@ -148,13 +150,14 @@ def check_call(loss_fn: Callable, params: Any, given: tuple, keywords: dict, cou
     """InputError where a loss cannot be called with what was given, or where that is no parameters."""
     name = getattr(loss_fn, "__name__", "loss")
     line = f"accumulate.value_and_grad({name}, {count})"
-    whole = next((what for what in ("params", "model") if hasattr(params, what) and not hasattr(params, "keys")), None)
-    if whole and (hasattr(params, "opt_state") or hasattr(params, "tx")):
-        raise InputError(
-            wanted="the parameters, or an nnx module, as the first argument, which is differentiated",
-            got=f"a {type(params).__name__}",
-            do=f"Pass its parameters: {line}(state.{whole}, batch).",
-        )
+    first = "the parameters, or an nnx module, as the first argument, which is differentiated"
+    if is_train_state(params):
+        what = "state.params" if hasattr(params, "params") else "model"
+        raise InputError(wanted=first, got=f"a {type(params).__name__}", do=f"Write {line}({what}, batch).")
+    if is_a(type(params), "flax.linen", "Module"):
+        do = f"Write {line}(params, batch), with params = model.init(key, x)['params']."
+        raise InputError(wanted=first, got=f"the linen module {type(params).__name__}, which holds none", do=do)
+    check_order(loss_fn, "loss(params, batch)")
     if not given:
         raise InputError(
             wanted="a batch after the parameters, since that is what is cut into micro-batches",

@@ -60,6 +60,7 @@ class TracedLoss:
             params, batch, rng, state = jax.tree.unflatten(in_tree, leaves)
             return jax.tree.leaves(classify(call_loss(loss_fn, params, batch, rng=rng, state=state), state, out))
 
+        flat_loss.__name__, flat_loss.__wrapped__ = getattr(loss_fn, "__name__", "loss"), loss_fn  # in JAX's errors
         out = {}
         leaves, in_tree = jax.tree.flatten((params, batch, rng, state))
         jaxpr = jax.make_jaxpr(flat_loss)(*leaves)
@@ -136,7 +137,8 @@ def check_differentiable(params) -> None:
             raise IntegerParameterError(
                 wanted="parameters of floating dtype",
                 got=f"{dtype} at {path_string(path, root='params')}",
-                do="Leave that leaf out with `trainable`, or pass it as `state`.",
+                do="What is differentiated comes first: value_and_grad(loss_fn, K)(params, batch). In a Workload leave "
+                "that leaf out with `trainable`, or pass it as `state`.",
             )
 
 

@@ -104,6 +104,12 @@ def value_and_grad(
     >>> accumulate.value_and_grad(loss, 2)(jnp.float32(1.0), batch).grads  # 2 (0 + 4 + 9) / 3
     Array(8.666667, dtype=float32)
     """
+    if not callable(loss_fn):
+        raise ConfigError(
+            wanted="value_and_grad(loss_fn, num_micro_batches)",
+            got=f"a {type(loss_fn).__name__} in place of the loss",
+            do="Give the loss first: accumulate.value_and_grad(loss_fn, 4).",
+        )
     num_micro_batches = step_count(num_micro_batches, "num_micro_batches")
     if in_place is not None and not isinstance(in_place, bool):
         raise ConfigError(wanted="in_place to be None, True or False", got=repr(in_place), do="Leave it out.")

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 
+from jaxmem._flax import is_a
 from jaxmem.analysis._build import analyze_program
 from jaxmem.analysis._kind_paths import check_kinds, kinds_by_path
 from jaxmem.analysis._program import Program, function_program
@@ -50,6 +51,12 @@ def analyze(
     if staged is not None:
         refuse_arguments(fn, args, {**options, "arg_kinds": arg_kinds, **keywords})
         return analyze_program(*staged)
+    if is_a(type(fn), "flax.linen", "Module") and fn.scope is None:
+        raise InputError(
+            wanted="a function",
+            got=f"the linen module {type(fn).__name__}, which has no parameters of its own",
+            do="Pass its method, and the variables: analyze(model.apply, variables, x).",
+        )
     if not callable(fn):
         raise InputError(
             wanted="a function, a Program, or what jax.jit(...).trace(...), .lower(...) or .compile() returns",

@@ -60,6 +60,12 @@ def apply(
     >>> bool(jnp.array_equal(jax.grad(lean)([x] * 3, x)[0], jax.grad(loss)([x] * 3, x)[0]))
     True
     """
+    if isinstance(target, (str, Policy)):
+        raise InputError(
+            wanted="remat.apply(target, policy)",
+            got=f"{target!r} as the target",
+            do="Give the loss or the module first: remat.apply(loss_fn, 'dots').",
+        )
     chosen = parse_budget(policy) if isinstance(policy, str) and is_auto(policy) else as_policy(policy)
     if isinstance(chosen, Policy) and chosen.keeps_everything:
         return target
