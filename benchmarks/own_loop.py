@@ -4,15 +4,13 @@ python -m benchmarks.own_loop --target gpu-h100 --target tpu-v5e --json own_loop
 """
 
 import argparse
-import json
-import platform
 import re
 from pathlib import Path
 
 import jax
-import jaxlib.version
 
 import jaxmem
+from benchmarks._harness import emit
 from jaxmem._units import format_bytes
 
 PAGE = Path(__file__).parent.parent / "docs" / "own-loop.md"
@@ -45,23 +43,20 @@ def report_of(change: str, target: str) -> jaxmem.MemoryReport:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", action="append")
-    parser.add_argument("--json")
+    parser.add_argument("--target", default="gpu-h100")
+    parser.add_argument("--json", metavar="OUT", help='a file, or "-" for stdout')
     options = parser.parse_args()
-    targets = options.target or ["gpu-h100"]
-    found = {name: [report_of(change, target) for target in targets] for name, change in CHANGES.items()}
-    print("| | " + " | ".join(f"{target}: temporaries | peak | step" for target in targets) + " |")
-    print("|---|" + "---:|---:|---:|" * len(targets))
-    for name, reports in found.items():
-        cells = [
-            f"{format_bytes(r.temp_bytes)} | {format_bytes(r.peak_bytes)} | {(r.step_seconds or 0) * 1e3:.1f} ms"
-            for r in reports
-        ]
-        print(f"| {name} | {' | '.join(cells)} |")
+    found = {name: report_of(change, options.target) for name, change in CHANGES.items()}
     if options.json:
-        versions = {"jax": jax.__version__, "jaxlib": jaxlib.version.__version__, "python": platform.python_version()}
-        rows = {name: [r.to_dict(details=False) for r in reports] for name, reports in found.items()}
-        Path(options.json).write_text(json.dumps({"versions": versions, "rows": rows}, indent=2))
+        fields = ("temp_bytes", "peak_bytes", "step_seconds")
+        figures = {f"{name}/{field}": getattr(r, field) for name, r in found.items() for field in fields}
+        provenance = dict.fromkeys(figures, "compiled") | {k: "modelled" for k in figures if k.endswith("seconds")}
+        emit(figures, target=options.target, provenance=provenance, out=options.json)
+        return
+    print("| | temporaries | peak | step |\n|---|---:|---:|---:|")
+    for name, r in found.items():
+        cells = format_bytes(r.temp_bytes), format_bytes(r.peak_bytes), f"{(r.step_seconds or 0) * 1e3:.1f} ms"
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
