@@ -60,7 +60,8 @@ class TracedLoss:
             params, batch, rng, state = jax.tree.unflatten(in_tree, leaves)
             return jax.tree.leaves(classify(call_loss(loss_fn, params, batch, rng=rng, state=state), state, out))
 
-        flat_loss.__name__, flat_loss.__wrapped__ = getattr(loss_fn, "__name__", "loss"), loss_fn  # in JAX's errors
+        flat_loss.__name__ = getattr(loss_fn, "__name__", "loss")  # so that JAX's errors name the user's function
+        flat_loss.__wrapped__ = loss_fn  # pyright: ignore[reportFunctionMemberAccess]
         out = {}
         leaves, in_tree = jax.tree.flatten((params, batch, rng, state))
         jaxpr = jax.make_jaxpr(flat_loss)(*leaves)

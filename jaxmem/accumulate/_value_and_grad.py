@@ -134,7 +134,7 @@ def value_and_grad(
         shards = Shards.of(data_sharding, batch_axes)
         parts = num_micro_batches * shards.count
         made = loss_fn if module is None else module.loss
-        arguments = Arguments.of(made, batch, extra, keywords, axes=batch_axes, pad=pad, cut=parts > 1)
+        arguments = Arguments.of(made, batch, tuple(extra), keywords, axes=batch_axes, pad=pad, cut=parts > 1)
         loss: Any = arguments.loss if module is None else module.pure(arguments.loss)
         loss = AuxLoss(loss) if has_aux else loss
         batch, folds = arguments.batch, bool(extra or keywords)

@@ -57,7 +57,7 @@ def policy_variants(loss_fn: Callable, policies: Any) -> dict[str, PolicyVariant
     """Name → variant, of a list of presets, budgets and policies, or of a mapping from names to such."""
     named = isinstance(policies, Mapping)
     listed = [policies] if isinstance(policies, (str, Policy)) else policies
-    found = dict(listed) if named else {str(policy): policy for policy in listed}
+    found: dict[str, Any] = dict(policies) if named else {str(policy): policy for policy in listed}
     for policy in found.values():  # one that is misspelt is no variant that was refused
         parse_budget(policy) if isinstance(policy, str) and is_auto(policy) else as_policy(policy)
     return {name: PolicyVariant(loss_fn=loss_fn, policy=policy) for name, policy in found.items()}
@@ -68,7 +68,8 @@ def _gradient(loss_fn: Callable, has_aux: bool, args: tuple) -> Callable:
         out = loss_fn(*args)
         return (_scalar(out[0]), out[1]) if has_aux else _scalar(out)
 
-    value.__name__, value.__wrapped__ = getattr(loss_fn, "__name__", "loss"), loss_fn  # for the names of arguments
+    value.__name__ = getattr(loss_fn, "__name__", "loss")
+    value.__wrapped__ = loss_fn  # pyright: ignore[reportFunctionMemberAccess]  for the names of arguments
     if not _is_nnx(args[0]):
         return jax.value_and_grad(value, has_aux=has_aux)
     from flax import nnx
@@ -120,12 +121,12 @@ def _has_aux(loss_fn: Callable, args: tuple, shown: Callable) -> bool:
         from flax import nnx
 
         out = nnx.eval_shape(loss_fn, *args)
-    head = out[0] if isinstance(out, tuple) and len(out) == 2 else out
-    scalar = isinstance(head, (Objective, LossOutput)) or getattr(head, "shape", None) == ()
-    if not scalar or (hasattr(head, "dtype") and not jnp.issubdtype(head.dtype, jnp.floating)):
+    head: Any = out[0] if isinstance(out, tuple) and len(out) == 2 else out
+    dtype, dims = getattr(head, "dtype", None), getattr(head, "shape", None)
+    if not isinstance(head, (Objective, LossOutput)) and (dims != () or not jnp.issubdtype(dtype, jnp.floating)):
         kinds = ", ".join(type(x).__name__ for x in out) if isinstance(out, tuple) else type(out).__name__
-        shown_shape = f"{head.dtype}{list(head.shape)}" if hasattr(head, "dtype") else kinds
-        raise InputError(wanted=wanted, got=f"{name}, which returns {shown_shape}", do=do)
+        returned = kinds if dims is None else f"{dtype}{list(dims)}"
+        raise InputError(wanted=wanted, got=f"{name}, which returns {returned}", do=do)
     return head is not out
 
 

@@ -55,7 +55,7 @@ def check_state(own: TrainState, state: Any, error: BaseException | None = None)
     """StateError for a state that has other leaves, or leaves of other shapes, than a step's `own`."""
     if not isinstance(state, TrainState):
         raise StateError(
-            wanted="a jaxmem.TrainState, as step.init() makes it",
+            wanted="a TrainState, as step.init() makes it",
             got=f"a {type(state).__module__.removeprefix('builtins')}.{type(state).__name__}".replace(" .", " "),
             do="Call step.init().",
         ) from error

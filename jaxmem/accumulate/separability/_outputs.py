@@ -54,9 +54,10 @@ def outputs_by_rows(
     pairs = zip(_leaves(batch), axes, strict=True)
     given = [CLEAN if axis is None else rows(axis) for leaf, axis in pairs if leaf is not None]
     given += [CLEAN] * len(jax.tree.leaves(rest))
-    strict = RowInterpreter(2, _RULES).outputs(*twins, given)
+    whole, half = twins
+    strict = RowInterpreter(2, _RULES).outputs(whole, half, given)
     mixes = any(value.kind in ("mixed", "unknown") and not value.of_sum for value in strict[: values()])
-    loose = _Loose(2, _RULES, 2 * part).outputs(*twins, given)
+    loose = _Loose(2, _RULES, 2 * part).outputs(whole, half, given)
     unsure = ("mixed", "unknown") if mixes else ("unknown",)
     return [_output(b if a.kind in unsure else a) for a, b in zip(strict, loose, strict=True)]
 
