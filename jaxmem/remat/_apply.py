@@ -55,8 +55,8 @@ def apply(
     ...     return x.sum()
     >>> x = jnp.ones((8, 8))
     >>> lean = apply(loss, "full")
-    >>> residual_bytes(loss, [x] * 3, x), residual_bytes(lean, [x] * 3, x)
-    (2304, 512)
+    >>> residual_bytes(loss, [x] * 3, x) > 4 * residual_bytes(lean, [x] * 3, x)  # x between the layers, 2 × 256
+    True
     >>> bool(jnp.array_equal(jax.grad(lean)([x] * 3, x)[0], jax.grad(loss)([x] * 3, x)[0]))
     True
     """

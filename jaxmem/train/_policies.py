@@ -122,7 +122,8 @@ def _has_aux(loss_fn: Callable, args: tuple, shown: Callable) -> bool:
 
         out = nnx.eval_shape(loss_fn, *args)
     head: Any = out[0] if isinstance(out, tuple) and len(out) == 2 else out
-    dtype, dims = getattr(head, "dtype", None), getattr(head, "shape", None)
+    dtype: Any = getattr(head, "dtype", None)
+    dims = getattr(head, "shape", None)
     if not isinstance(head, (Objective, LossOutput)) and (dims != () or not jnp.issubdtype(dtype, jnp.floating)):
         kinds = ", ".join(type(x).__name__ for x in out) if isinstance(out, tuple) else type(out).__name__
         returned = kinds if dims is None else f"{dtype}{list(dims)}"

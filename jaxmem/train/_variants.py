@@ -111,8 +111,8 @@ def compare(
     ...         x = jnp.tanh(jnp.tanh(x) @ w)
     ...     return x.sum()
     >>> table = compare(loss, policies=["none", "full"], args=([jnp.ones((4, 4))] * 3, jnp.ones((8, 4))), target="cpu")
-    >>> [(row.name, row.saved_residual_bytes) for row in table.rows]
-    [('none', 1152), ('full', 256)]
+    >>> table["none"].saved_residual_bytes > 4 * table["full"].saved_residual_bytes > 0
+    True
     """
     given = (*arguments, *args)
     if policies is not None and isinstance(variants, Workload):
