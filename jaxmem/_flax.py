@@ -1,6 +1,7 @@
 """Flax modules as the fields of a `Workload`: a pure loss, parameters and state."""
 
 import dataclasses
+import functools
 import inspect
 import sys
 from typing import Any, cast
@@ -19,13 +20,17 @@ def linen_fields(module, loss_fn, batch, rng_streams: tuple[str, ...]) -> dict:
     from flax import linen as nn
 
     check_loss(loss_fn, "loss_fn(model, batch)", ("rng", "memory"))
+    if isinstance(module, type) and issubclass(module, nn.Module) and _has_field(module, "memory"):
+        module = functools.partial(_with_memory, module)
     is_module = isinstance(module, nn.Module)
     if not is_module and not _makes_modules(module):
         raise WorkloadError(
             wanted="a flax.linen module, or a function memory -> module",
-            got=repr(module),
-            do="Instantiate the module, e.g. Workload.from_linen(MyModel(width=64), ...); one with a field `memory` is "
-            "made by a function, lambda memory: MyModel(memory).",
+            got=_described(module),
+            do="Use Workload.from_nnx for it."
+            if is_nnx(module)
+            else "Instantiate the module, e.g. Workload.from_linen(MyModel(width=64), ...); one with a field `memory` "
+            "is made by a function, lambda memory: MyModel(memory, width=64).",
         )
 
     def build(memory) -> nn.Module:
@@ -50,7 +55,7 @@ def linen_fields(module, loss_fn, batch, rng_streams: tuple[str, ...]) -> dict:
         apply = nn.apply(run, build(memory), mutable=list(state))
         output, updated = apply({"params": params, **state}, batch, rngs=streams(rng))
         _check_collections(updated, state)
-        return _with_state(output, {**state, **updated})
+        return with_state(output, {**state, **updated})
 
     return {
         "loss_fn": _declare_memory(loss, not is_module or declares(loss_fn, "memory")),
@@ -80,17 +85,42 @@ def nnx_fields(model, loss_fn, wrt) -> dict:
     else:
         raise WorkloadError(
             wanted="a flax.nnx module, or a function key -> module",
-            got=repr(model),
-            do="Instantiate the module, e.g. Workload.from_nnx(MyModel(rngs=nnx.Rngs(0)), ...).",
+            got=_described(model),
+            do="Use Workload.from_linen for it."
+            if is_a(type(model), "flax.linen", "Module")
+            else "Instantiate the module, e.g. Workload.from_nnx(MyModel(rngs=nnx.Rngs(0)), ...).",
         )
 
     def loss(params, batch, *, rng, state, memory):
         # Without copies, BatchNorm and Dropout would write to variables of an outer trace (TraceContextError).
         model = nnx.merge(graph, params, state, copy=True)
         output = call_loss(loss_fn, model, batch, rng=rng, memory=memory)
-        return _with_state(output, split(model)[2])
+        return with_state(output, split(model)[2])
 
     return {"loss_fn": _declare_memory(loss, declares(loss_fn, "memory")), "params": params, "state": state}
+
+
+def _has_field(cls: type, name: str) -> bool:
+    return dataclasses.is_dataclass(cls) and any(field.name == name for field in dataclasses.fields(cls))
+
+
+def _with_memory(cls: type, memory: Memory):
+    return cls(memory=memory)
+
+
+def _described(module: Any) -> str:
+    return repr(module) if isinstance(module, type) else f"a {type(module).__module__}.{type(module).__qualname__}"
+
+
+def is_a(cls, module: str, name: str) -> bool:
+    """issubclass without importing flax: an instance of a module that was never imported cannot exist."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and issubclass(cls, getattr(loaded, name))
+
+
+def is_nnx(x: Any) -> bool:
+    """Whether it is an nnx object, which is a pytree but is updated in place: a module, Rngs, a Variable."""
+    return is_a(type(x), "flax.nnx", "Pytree") or is_a(type(x), "flax.nnx", "Variable")
 
 
 def is_rng_state(x) -> bool:
@@ -145,7 +175,8 @@ def _declare_memory(loss, uses_memory: bool):
     return loss_without_memory
 
 
-def _with_state(output, state) -> LossOutput:
+def with_state(output, state) -> LossOutput:
+    """What the loss of a Flax model returned, with the state that is tracked for it."""
     if not isinstance(output, LossOutput):
         return LossOutput(output, state=state)
     if output.state is not None:

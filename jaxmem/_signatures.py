@@ -5,16 +5,40 @@ from collections.abc import Callable, Sequence
 
 from jaxmem.errors import WorkloadError
 
+_LEARNED = ("params", "model", "variables", "weights")  # what a first argument of a loss is called
+
 
 def check_loss(loss_fn: Callable, form: str, keywords: tuple[str, ...] = ("rng", "state", "memory")) -> None:
     """WorkloadError unless a loss can be called as `form` says, with some of `keywords`."""
     if not callable(loss_fn):
         raise WorkloadError(wanted=f"a loss {form}", got=f"a {type(loss_fn).__name__}", do="Pass a function.")
     wanted = f"a loss that can be called as {form}, and may declare {', '.join(keywords)}"
-    check_call(loss_fn, wanted, 2, lambda: [name for name in keywords if declares(loss_fn, name)])
+    do = f"Put what has rows into one batch, x, y = batch, and take a key as a keyword: def {form[:-1]}, *, rng)."
+    check_call(loss_fn, wanted, 2, lambda: [name for name in keywords if declares(loss_fn, name)], do)
+    check_order(loss_fn, form)
 
 
-def check_call(fn: Callable, wanted: str, count: int, keywords: Callable[[], Sequence[str]] = tuple) -> None:
+def check_order(loss_fn: Callable, form: str) -> None:
+    """WorkloadError for a loss whose arguments are named as if it were called the other way round."""
+    try:
+        first, second, *_ = inspect.signature(loss_fn).parameters
+    except (TypeError, ValueError):
+        return
+    if second in _LEARNED and first not in _LEARNED:
+        raise WorkloadError(
+            wanted=f"a loss {form}, with what is differentiated first",
+            got=f"{getattr(loss_fn, '__name__', 'loss')}({first}, {second}, ...)",
+            do=f"Change the order: def {getattr(loss_fn, '__name__', 'loss')}({second}, {first}, ...).",
+        )
+
+
+def check_call(
+    fn: Callable,
+    wanted: str,
+    count: int,
+    keywords: Callable[[], Sequence[str]] = tuple,
+    do: str = "Bind other arguments with functools.partial.",
+) -> None:
     """WorkloadError unless a function takes `count` arguments and some keywords; one without a signature passes."""
     try:
         signature = inspect.signature(fn)
@@ -26,7 +50,7 @@ def check_call(fn: Callable, wanted: str, count: int, keywords: Callable[[], Seq
         raise WorkloadError(
             wanted=wanted,
             got=f"{getattr(fn, '__name__', type(fn).__name__)}{signature} ({error})",
-            do="Bind other arguments with functools.partial.",
+            do=do,
         ) from error
 
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxmem._shown import Brief
+from jaxmem.errors import MetricError
 
 
 class Objective(Brief):
@@ -148,3 +149,11 @@ class LossOutput(Brief):
     objective: Any
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     state: Any = None
+
+    def __post_init__(self):
+        if isinstance(self.metrics, Mapping) and not all(isinstance(name, str) for name in self.metrics):
+            raise MetricError(
+                wanted="names of metrics that are strings",
+                got=", ".join(map(repr, self.metrics)),
+                do='For example {"accuracy": WeightedMean(num_correct, num_examples)}.',
+            )

@@ -85,11 +85,19 @@ class Workload(Shown):
                 do="Pass the loss function as the first argument of Workload.",
             )
         check_loss(self.loss_fn, "loss_fn(params, batch)")
+        if is_train_state(self.params):
+            raise WorkloadError(
+                wanted="params to be what is trained",
+                got=f"a {type(self.params).__name__}, which holds optimizer state, too",
+                do="Pass its parameters and its optimizer: Workload(loss_fn, state.params, batch, state.tx).",
+            )
         if not (hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")):
             raise WorkloadError(
                 wanted="optimizer to be an optax.GradientTransformation",
                 got=f"{type(self.optimizer).__name__}",
-                do="Pass for example optax.adamw(1e-3) as the fourth argument of Workload.",
+                do="Pass its transformation, state.tx or optimizer.tx."
+                if hasattr(self.optimizer, "tx")
+                else "Pass for example optax.adamw(1e-3) as the fourth argument of Workload.",
             )
         self._check_options()
         if not callable(self.state_reduction):
@@ -206,6 +214,11 @@ class Workload(Shown):
 def is_array_like(leaf) -> bool:
     """Whether a leaf has a shape and a dtype, or is a Python number."""
     return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, (bool, int, float, complex))
+
+
+def is_train_state(tree) -> bool:
+    """Whether it is a record of parameters and optimizer state, such as flax's `TrainState` and `nnx.Optimizer`."""
+    return hasattr(tree, "opt_state") and (hasattr(tree, "params") or hasattr(tree, "tx"))
 
 
 def is_creator(tree) -> bool:

@@ -120,7 +120,7 @@ def add_up(
     init = (
         jnp.zeros((), value_dtype),
         jax.tree.map(zeros, params),
-        _reduce.init_metrics(shapes.metrics),
+        _reduce.init_metrics(shapes.metrics, count),
         _reduce.init_state(state, state_names),
     )
     value, grads, metrics, accumulated = _scan(body, init, count, shapes)

@@ -1,5 +1,8 @@
 """How metrics and model state of micro-batches combine into those of the whole batch."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -7,16 +10,42 @@ from jaxmem.errors import StateError
 from jaxmem.objective import Last, Max, Sum, WeightedMean
 from jaxmem.workload import check_reductions, path_string
 
-_KINDS = (WeightedMean, Sum, Max, Last)
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Values of each row, put back in the order of the batch's rows; what `aux` of a loss may hold.
+
+    Args:
+      value: of the rows of one micro-batch; as an accumulator, of those of all micro-batches, stacked.
+      axis: along which rows lie.
+      inner: how many neighbours along it belong to one row.
+      index: of the next micro-batch, in an accumulator.
+    """
+
+    value: Any
+    index: Any = 0
+    axis: int = dataclasses.field(default=0, metadata={"static": True})
+    inner: int = dataclasses.field(default=1, metadata={"static": True})
+
+    def ordered(self):
+        """The values of the accumulator in the order of the rows: micro-batch i of K holds rows i, i + K, …"""
+        count, *shape = self.value.shape
+        split = [count, *shape[: self.axis], shape[self.axis] // self.inner, self.inner, *shape[self.axis + 1 :]]
+        moved = jnp.moveaxis(self.value.reshape(split), 0, self.axis + 1)
+        return moved.reshape([*shape[: self.axis], shape[self.axis] * count, *shape[self.axis + 1 :]])
+
+
+_KINDS = (WeightedMean, Sum, Max, Last, Rows)
 
 
 def is_metric(x) -> bool:
-    """Whether a value is a `WeightedMean`, `Sum`, `Max` or `Last`, which say how micro-batches combine."""
+    """Whether a value says how micro-batches combine: `WeightedMean`, `Sum`, `Max`, `Last`, `Rows`."""
     return isinstance(x, _KINDS)
 
 
-def init_metrics(shapes):
-    """Accumulators for metrics of these shapes: sums start at 0, maxima at the lowest value."""
+def init_metrics(shapes, count: int = 1):
+    """Accumulators for metrics of these shapes over `count` micro-batches: maxima start at the lowest value."""
 
     def init(metric):
         if isinstance(metric, WeightedMean):  # integers are added as floats, which do not overflow
@@ -26,6 +55,9 @@ def init_metrics(shapes):
             return jax.tree.map(lambda s: jnp.zeros(s.shape, sum_dtype(s.dtype)), metric)
         if isinstance(metric, Max):
             return jax.tree.map(lambda s: jnp.full(s.shape, _lowest(s.dtype), s.dtype), metric)
+        if isinstance(metric, Rows):
+            stacked = jnp.zeros((count, *metric.value.shape), metric.value.dtype)
+            return dataclasses.replace(metric, value=stacked, index=jnp.zeros((), jnp.int32))
         return of_last(metric, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), metric))
 
     return jax.tree.map(init, shapes, is_leaf=is_metric)
@@ -46,6 +78,9 @@ def add_metrics(accumulated, new):
             return jax.tree.map(lambda a, b: a + b.astype(a.dtype), old, new)
         if isinstance(old, Max):
             return jax.tree.map(jnp.maximum, old, new)
+        if isinstance(old, Rows):
+            value = jax.lax.dynamic_update_index_in_dim(old.value, new.value, old.index, 0)
+            return dataclasses.replace(old, value=value, index=old.index + 1)
         return of_last(old, new)
 
     return jax.tree.map(add, accumulated, new, is_leaf=is_metric)
@@ -55,6 +90,8 @@ def finish_metrics(accumulated):
     """Plain arrays: total / weight for a `WeightedMean` (0 where the weight is 0), the value for others."""
 
     def finish(metric):
+        if isinstance(metric, Rows):
+            return metric.ordered()
         return mean(metric.total, metric.weight) if isinstance(metric, WeightedMean) else metric.value
 
     return jax.tree.map(finish, accumulated, is_leaf=is_metric)

@@ -60,6 +60,8 @@ class TracedLoss:
             params, batch, rng, state = jax.tree.unflatten(in_tree, leaves)
             return jax.tree.leaves(classify(call_loss(loss_fn, params, batch, rng=rng, state=state), state, out))
 
+        flat_loss.__name__ = getattr(loss_fn, "__name__", "loss")  # so that JAX's errors name the user's function
+        flat_loss.__wrapped__ = loss_fn  # pyright: ignore[reportFunctionMemberAccess]
         out = {}
         leaves, in_tree = jax.tree.flatten((params, batch, rng, state))
         jaxpr = jax.make_jaxpr(flat_loss)(*leaves)
@@ -120,7 +122,7 @@ def classify(output, state, out: dict) -> MicroLoss:
     if not isinstance(output, LossOutput):
         output = LossOutput(output)
     micro = MicroLoss(
-        terms=tuple(_term(factor, term) for factor, term in terms_of(output)),
+        terms=tuple(term_of(factor, term) for factor, term in terms_of(output)),
         metrics=_check_metrics(output.metrics),
         state=state if output.state is None else _check_state(output.state, state),
     )
@@ -136,7 +138,8 @@ def check_differentiable(params) -> None:
             raise IntegerParameterError(
                 wanted="parameters of floating dtype",
                 got=f"{dtype} at {path_string(path, root='params')}",
-                do="Leave that leaf out with `trainable`, or pass it as `state`.",
+                do="What is differentiated comes first: value_and_grad(loss_fn, K)(params, batch). In a Workload leave "
+                "that leaf out with `trainable`, or pass it as `state`.",
             )
 
 
@@ -161,7 +164,8 @@ def check_weights(traced: TracedLoss) -> None:
             )
 
 
-def _term(factor, term) -> Term:
+def term_of(factor, term) -> Term:
+    """One term of an objective; ObjectiveError for what is none."""
     factor = jnp.asarray(factor, float)  # float64 where that is enabled
     if isinstance(term, WeightedMean):
         weight = _scalar(term.weight, "weight", allow_integer=True)
@@ -178,6 +182,13 @@ def _scalar(value, what: str, *, allow_integer: bool = False):
         dtype = jnp.result_type(value)
         if jnp.issubdtype(dtype, jnp.floating) or (allow_integer and jnp.issubdtype(dtype, jnp.integer)):
             return jnp.asarray(value)
+    if isinstance(value, tuple):
+        raise ObjectiveError(
+            wanted="a loss that returns its objective alone",
+            got=f"a tuple of {len(value)}",
+            do="With (loss, aux) write accumulate.value_and_grad(loss_fn, K, has_aux=True); in a Workload return "
+            "LossOutput(loss, metrics={'accuracy': WeightedMean(num_correct, num_examples)}).",
+        )
     kind = f"{jnp.result_type(value)}{list(jnp.shape(value))}" if is_array_like(value) else type(value).__name__
     raise ObjectiveError(
         wanted="an objective made of real scalars: a scalar, a WeightedMean, a Sum, or a sum of these",

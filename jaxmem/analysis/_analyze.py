@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 
+from jaxmem._flax import is_a
 from jaxmem.analysis._build import analyze_program
 from jaxmem.analysis._kind_paths import check_kinds, kinds_by_path
 from jaxmem.analysis._program import Program, function_program
@@ -21,13 +22,15 @@ def analyze(
     static_argnames=(),
     in_shardings=None,
     arg_kinds=None,
+    **keywords,
 ) -> MemoryReport:
     """What `fn(*args)` needs when compiled for `target`. Nothing is run and no argument is allocated.
 
     Args:
-      fn: a function or a jitted one; also a `Program`, a `jax.stages.Traced`, `Lowered` or `Compiled` (then
-        without `args`). `jaxmem.analyze` takes workloads and train steps too.
-      *args: arrays or `jax.ShapeDtypeStruct`, static arguments by value.
+      fn: a function, or one that `jax.jit` or `nnx.jit` made, also as a method or in a `functools.partial`; a
+        `Program`, a `jax.stages.Traced`, `Lowered` or `Compiled` (then without `args`). `jaxmem.analyze` takes
+        workloads and train steps too.
+      *args, **keywords: arrays or `jax.ShapeDtypeStruct`, nnx objects, static arguments by value.
       target: "local" (None), "cpu" or a `Target`. A compiled program has its own.
       donate_argnums, static_argnames, in_shardings: as for `jax.jit`.
       arg_kinds: what the arguments hold, where their types do not tell: a `TrainState` of flax, the states of optax
@@ -48,8 +51,14 @@ def analyze(
     options = {"donate_argnums": donate_argnums, "static_argnames": static_argnames, "in_shardings": in_shardings}
     staged = _staged(fn, target)
     if staged is not None:
-        refuse_arguments(fn, args, {**options, "arg_kinds": arg_kinds})
+        refuse_arguments(fn, args, {**options, "arg_kinds": arg_kinds, **keywords})
         return analyze_program(*staged)
+    if is_a(type(fn), "flax.linen", "Module") and fn.scope is None:
+        raise InputError(
+            wanted="a function",
+            got=f"the linen module {type(fn).__name__}, which has no parameters of its own",
+            do="Pass its method, and the variables: analyze(model.apply, variables, x).",
+        )
     if not callable(fn):
         raise InputError(
             wanted="a function, a Program, or what jax.jit(...).trace(...), .lower(...) or .compile() returns",
@@ -59,7 +68,7 @@ def analyze(
     resolved = resolve_target(target)
     kind_of = kinds_by_path(arg_kinds, fn)
     name = getattr(fn, "__name__", type(fn).__name__)
-    program = function_program(fn, *args, name=name, target=resolved, **options)
+    program = function_program(fn, *args, name=name, target=resolved, keywords=keywords, **options)
     check_kinds(arg_kinds, fn, args)  # once tracing has shown that the arguments fit
     return analyze_program(dataclasses.replace(program, kind_of=kind_of), resolved)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,13 +10,14 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxmem._cell import shortening
 from jaxmem._shown import Brief
+from jaxmem.analysis._call import Called
 from jaxmem.analysis._compiled import CompiledProgram, read_compiled
 from jaxmem.analysis._jaxpr_flops import JaxprFlops, jaxpr_flops
 from jaxmem.analysis._kind_paths import shared_arrays
 from jaxmem.analysis._stages import jax_stage, jit_of, parameters_of
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import InputError
-from jaxmem.targets import Target, in_mesh, mesh_of, on_target, place
+from jaxmem.targets import Target, in_mesh, mesh_of, on_target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -140,12 +140,21 @@ def as_program(variant, *args, name: str, target: Target) -> Program:
 
 
 def function_program(
-    fn: Callable, *args, name: str, target: Target, donate_argnums=(), static_argnames=(), in_shardings=None
+    fn: Callable,
+    *args,
+    name: str,
+    target: Target,
+    donate_argnums=(),
+    static_argnames=(),
+    in_shardings=None,
+    keywords: Mapping[str, Any] | None = None,
 ) -> Program:
     """The program of a function called with `args` (arrays or `jax.ShapeDtypeStruct`), traced for `target`.
 
-    A function that `jax.jit` made keeps the options it was made with.
+    A function that `jax.jit` or `nnx.jit` made keeps the options it was made with, also in a partial or as a method.
     """
+    call = Called.of(fn, args, keywords or {}, name)
+    fn = call.fn
     options = {"donate_argnums": donate_argnums, "static_argnames": static_argnames}
     if in_shardings is not None:
         options["in_shardings"] = in_shardings
@@ -162,7 +171,7 @@ def function_program(
             )
     else:
         try:
-            jitted = jax.jit(fn, **options)
+            jitted = call.jit(fn, **options)
         except (TypeError, ValueError) as error:
             given = [f"{key}={value!r}" for key, value in options.items() if value not in ((), None)]
             raise InputError(
@@ -170,30 +179,13 @@ def function_program(
                 got=f"{', '.join(given) or 'none'} ({str(error).rstrip('.')})",
                 do="donate_argnums are positions of arguments, from 0; static_argnames are their names.",
             ) from error
-    _check_arguments(fn, args, name)
-    args, notes = _movable(args, target)
-    placed = place(args, target, in_shardings=in_shardings)
+    shared = shared_arrays(call.fn, call.args)
+    call, placed, notes = call.placed(target, in_shardings, _movable)
     with on_target(placed.target) as scope, in_mesh(mesh_of(mixed=True, arguments=placed.args)), shortening(all=True):
-        traced = jitted.trace(*placed.args)
-    notes = (*notes, *placed.notes, *scope.notes)
-    notes = (*notes, *shared_arrays(fn, args))
+        traced = jitted.trace(*call.args, **call.keywords)
+    notes = (*notes, *placed.notes, *scope.notes, *shared)
     known_of_it = {"notes": notes, "jit": jit_of(jitted), "parameters": parameters_of(fn)}
     return Program.from_traced(traced, target=placed.target, name=name, **known_of_it)
-
-
-def _check_arguments(fn, args, name: str) -> None:
-    try:
-        inspect.signature(fn).bind(*args)
-    except ValueError:  # a builtin without a signature
-        return
-    except TypeError as error:
-        signature = inspect.signature(fn)
-        bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
-        raise InputError(
-            wanted=f"the arguments of {name!r}: {inspect.Signature(bare)}",
-            got=f"{len(args)} of them ({error})",
-            do="Pass arrays or jax.ShapeDtypeStruct after the function.",
-        ) from None
 
 
 def _movable(args, target: Target):

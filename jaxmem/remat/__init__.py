@@ -2,6 +2,7 @@
 
 from jaxmem.policy import Policy as Policy
 from jaxmem.policy import preset as preset
+from jaxmem.remat._apply import apply as apply
 from jaxmem.remat._checkpoint import checkpoint as checkpoint
 from jaxmem.remat._checkpoint import checkpoint_unchecked as checkpoint_unchecked
 from jaxmem.remat._examine import Examination as Examination
@@ -33,6 +34,7 @@ __all__ = [
     "ResidualTable",
     "Solution",
     "SolvedValue",
+    "apply",
     "auto",
     "checkpoint",
     "checkpoint_unchecked",

@@ -3,13 +3,13 @@
 import contextlib
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxmem._flax import is_a, is_nnx
 from jaxmem.errors import InputError
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
@@ -53,20 +53,9 @@ def partition(fn: Callable, args: tuple, kwargs: dict, static_argnames: frozense
     return [leaf for leaf, p in zip(leaves, passes, strict=True) if p], rebuild
 
 
-def is_nnx(x: Any) -> bool:
-    """Whether it is an nnx object, which is a pytree but is updated in place: a module, Rngs, a Variable."""
-    return is_a(type(x), "flax.nnx", "Pytree") or is_a(type(x), "flax.nnx", "Variable")
-
-
 def is_linen(x: Any, *kinds: str) -> bool:
     """Whether it is a linen module or variable, or one of `kinds`, with a scope of parameters that it reads."""
     return any(is_a(type(x), "flax.linen", kind) for kind in kinds or ("Module", "Variable")) and x.scope is not None
-
-
-def is_a(cls, module: str, name: str) -> bool:
-    """issubclass without importing flax: an instance of a module that was never imported cannot exist."""
-    loaded = sys.modules.get(module)
-    return loaded is not None and issubclass(cls, getattr(loaded, name))
 
 
 def _may_change(x: Any) -> bool:

@@ -89,6 +89,12 @@ def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = N
     table = residuals(again, *args, argnums=argnums)
     if policy.keeps_everything:
         return Examination(residuals=table)
+    if not any(isinstance(out, jex.Var) for out in traced.jaxpr.outvars):
+        raise RematWithoutEffect(
+            wanted=f"a loss computed from arrays, for remat={str(policy)!r}",
+            got="a loss whose results are Python values, so there is nothing to recompute",
+            do="Compute it from the parameters and the batch with jax.numpy.",
+        )
     if not queries.blocks:
         raise RematWithoutEffect(
             wanted=f"a loss that marks its blocks, for remat={str(policy)!r}",

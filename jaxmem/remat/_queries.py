@@ -15,9 +15,9 @@ import jax
 import jax.extend.core as jex
 from jax.interpreters import ad, batching, mlir
 
+from jaxmem._flax import is_nnx
 from jaxmem.errors import UnmatchedNamesError
 from jaxmem.policy import FATES, Policy, as_policy, is_regex, matches
-from jaxmem.remat._arguments import is_nnx
 from jaxmem.remat._lower import JaxPolicy, is_dot, lower
 from jaxmem.remat._wrap import CALL, Hooks, Options, wrap
 from jaxmem.remat.jaxprs import WATCH, is_float
@@ -93,12 +93,7 @@ class Watch(RecordedPolicy):
 
     def results(self, out: Any) -> Any:
         """A block's results, as they are."""
-
-        def watch(leaf):
-            return _watched.bind(leaf, watch=self) if isinstance(leaf, jax.Array) and is_float(leaf) else leaf
-
-        # An nnx object stays the object that it is: as a pytree it would be copied.
-        return jax.tree.map(watch, out, is_leaf=is_nnx)
+        return watched(out, self)
 
     def check(self) -> None:
         """UnmatchedNamesError for a pattern of the policy that matched nothing.
@@ -114,7 +109,17 @@ class Watch(RecordedPolicy):
 _WATCHES: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 
-def _transpose(cotangent, operand, *, watch: Watch):
+def watched(out: Any, watch: Any) -> Any:
+    """Results as they are; `watch.check()` is called when their gradients are pulled back."""
+
+    def bind(leaf):
+        return _watched.bind(leaf, watch=watch) if isinstance(leaf, jax.Array) and is_float(leaf) else leaf
+
+    # An nnx object stays the object that it is: as a pytree it would be copied.
+    return jax.tree.map(bind, out, is_leaf=is_nnx)
+
+
+def _transpose(cotangent, operand, *, watch: Any):
     watch.check()
     return [cotangent]
 

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxmem._flax import is_a, is_nnx
 from jaxmem.errors import InputError
-from jaxmem.remat._arguments import call_explained, is_a, is_linen, is_nnx, partition
+from jaxmem.remat._arguments import call_explained, is_linen, partition
 
 
 class Options(NamedTuple):
@@ -16,6 +17,10 @@ class Options(NamedTuple):
 
     policy: Callable
     prevent_cse: bool
+
+    def run(self, call: Callable, leaves: list, module: Any) -> Any:
+        """`call(*leaves)` as one block; see `_checkpoint`."""
+        return _checkpoint(call, leaves, module, self._asdict())
 
 
 class Hooks(NamedTuple):
@@ -40,7 +45,7 @@ def wrap(target: Any, options: Options, static_argnames=(), methods=CALL, hooks:
 
     Args:
       target: the block.
-      options: for `jax.checkpoint`.
+      options: for `jax.checkpoint`; or another value, equal to those that do the same, with a method `run`.
       static_argnames: array arguments to be passed by value.
       methods: of a module class, those that are blocks.
       hooks: around each call.
@@ -94,7 +99,7 @@ def _block(fn: Callable, names, options, hooks) -> Callable:
             call.__name__ = name
         module = leaves[0] if leaves and is_linen(leaves[0]) else None
         hooks.before()
-        return hooks.results(_checkpoint(call, leaves, module, options._asdict()))
+        return hooks.results(options.run(call, leaves, module))
 
     return block
 

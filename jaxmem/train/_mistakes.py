@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxmem._blame import users_frame, where_raised
 from jaxmem._cell import shortening
 from jaxmem._signatures import call_loss, declares
-from jaxmem.errors import BatchError, JaxmemError, WorkloadError
+from jaxmem.accumulate._trace import term_of
+from jaxmem.errors import BatchError, JaxmemError, ObjectiveError, WorkloadError
 from jaxmem.objective import terms_of
 from jaxmem.train._leaves import first_difference
 from jaxmem.train._loss import merge, partition
@@ -69,12 +70,14 @@ def _check_loss(spec: StepSpec, error: BaseException) -> None:
 
     def total(trainable, frozen, batch, rng, rest):
         out = call_loss(workload.loss_fn, merge(trainable, frozen), batch, rng=rng, state=rest)
-        return sum(jnp.sum(leaf) for _, term in terms_of(out) for leaf in jax.tree.leaves(term)[:1])
+        return sum(jnp.sum(term_of(*each).total) for each in terms_of(out))
 
     for fn, what in ((total, "trace"), (jax.grad(total), "differentiate")):
         try:
             with spec.entered():
                 jax.eval_shape(fn, trainable, frozen, batch, rng, state)
+        except ObjectiveError as alone:
+            raise alone from error
         except Exception as alone:
             if type(alone) is not type(error):
                 return

@@ -56,7 +56,9 @@ def check_state(own: TrainState, state: Any, error: BaseException | None = None)
     """StateError for a state that has other leaves, or leaves of other shapes, than a step's `own`."""
     if not isinstance(state, TrainState):
         raise StateError(
-            wanted="a TrainState, as step.init() makes it", got=f"a {type(state).__name__}", do="Call step.init()."
+            wanted="a TrainState, as step.init() makes it",
+            got=f"a {type(state).__module__.removeprefix('builtins')}.{type(state).__name__}".replace(" .", " "),
+            do="Call step.init().",
         ) from error
     # What a missing loss scale means is said where it is used; an optimizer's state may grow, as optax.monitor's does.
     rest = {"loss_scale": None, "opt_state": None}

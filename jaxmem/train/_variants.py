@@ -13,6 +13,7 @@ from jaxmem.errors import ConfigError, InputError, WorkloadError
 from jaxmem.policy import Policy
 from jaxmem.targets import Target, mesh_of, resolve_target, target_at_hand
 from jaxmem.train._budget import spend
+from jaxmem.train._policies import PolicyVariant, policy_variants
 from jaxmem.train._report import program, report
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._step import TrainStep
@@ -29,13 +30,14 @@ def analyze(
     static_argnames: Any = (),
     in_shardings: Any = None,
     arg_kinds: Any = None,
+    **keywords: Any,
 ) -> MemoryReport:
     """What a step, or any function of arrays, needs when compiled for `target`. Nothing is run or allocated.
 
     Args:
       fn: a `Workload`, with a `MemoryConfig` as the only one of `args` or as `config`; a `TrainStep` alone; or a
         function, jitted or not, a `jax.stages.Traced`, `Lowered` or `Compiled`, as `jaxmem.analysis.analyze` has it.
-      *args: of a function, arrays or `jax.ShapeDtypeStruct`, static arguments by value.
+      *args, **keywords: of a function, arrays or `jax.ShapeDtypeStruct`, nnx objects, static arguments by value.
       target: "local" (None), "cpu", the name of a chip, or a `Target`.
       donate_argnums, static_argnames, in_shardings, arg_kinds: of a function, see `jaxmem.analysis.analyze`.
 
@@ -57,11 +59,11 @@ def analyze(
         "arg_kinds": arg_kinds,
     }
     if isinstance(fn, TrainStep):
-        refuse_arguments(fn, args, {**options, "config": config})
+        refuse_arguments(fn, args, {**options, "config": config, **keywords})
         return report(fn.spec, target)
     if isinstance(fn, Workload):
         given = args if config is None else (*args, config)
-        refuse_arguments(fn, given[1:], options)
+        refuse_arguments(fn, given[1:], {**options, **keywords})
         return report(spend(StepSpec.of(fn, *given), target), target)
     if config is not None:
         raise InputError(
@@ -69,13 +71,15 @@ def analyze(
             got=f"a {type(fn).__name__}",
             do="Leave config out, or make a Workload of the loss.",
         )
-    return analysis.analyze(fn, *args, target=target, **options)
+    return analysis.analyze(fn, *args, target=target, **options, **keywords)
 
 
 @shortening()
 def compare(
-    variants: Mapping[str, Any],
-    *args: Any,
+    variants: Any,
+    *arguments: Any,
+    policies: Any = None,
+    args: tuple[Any, ...] = (),
     target: str | Target | None = None,
     progress: Progress | None = None,
     without_effect: Literal["raise", "refuse"] = "raise",
@@ -86,9 +90,13 @@ def compare(
 
     Args:
       variants: name → `MemoryConfig`, with a `Workload` as the only one of `args`; a `TrainStep`; or what
-        `jaxmem.analysis.compare` takes: functions of `args`, lowered or compiled programs.
-      *args: what all variants are given.
-      target: "local", "cpu", the name of a chip, or a `Target`. None is "local"; for configs, `target_for(workload)`.
+        `jaxmem.analysis.compare` takes: functions of `args`, lowered or compiled programs. With `policies` one loss, or
+        a `Workload`.
+      *arguments, args: what all variants are given.
+      policies: presets, budgets and `Policy`s, such as ["none", "full", "dots", "auto:0.25"], or a mapping from names
+        to these. Each row is the value and gradient of the loss under one of them, applied by `remat.apply`.
+      target: "local", "cpu", the name of a chip, or a `Target`. None is "local"; for configs and policies, what
+        `target_for` says.
       progress: called with a variant's name and "tracing", "compiling" or "done"; without it a terminal shows a line.
       without_effect: "raise" stops at a remat setting that leaves the residuals unchanged, before the first compile;
         "refuse" leaves it out of the rows, and says so in `refused`.
@@ -104,7 +112,36 @@ def compare(
     >>> table = compare({f"K={k}": MemoryConfig(accumulation_steps=k) for k in (1, 2)}, workload, target="cpu")
     >>> [row.name for row in table.rows]
     ['K=1', 'K=2']
+
+    A loss of your own loop, with all that its gradient keeps:
+
+    >>> def loss(weights, x):
+    ...     for w in weights:
+    ...         x = jnp.tanh(jnp.tanh(x) @ w)
+    ...     return x.sum()
+    >>> table = compare(loss, policies=["none", "full"], args=([jnp.ones((4, 4))] * 3, jnp.ones((8, 4))), target="cpu")
+    >>> table["none"].saved_residual_bytes > 4 * table["full"].saved_residual_bytes > 0
+    True
     """
+    given = (*arguments, *args)
+    if policies is not None and isinstance(variants, Workload):
+        refuse_arguments(variants, given, {})
+        named = policy_variants(variants.loss_fn, policies)
+        variants, given = {k: MemoryConfig(remat=v.policy) for k, v in named.items()}, (variants,)
+    elif policies is not None:
+        if not callable(variants) or isinstance(variants, TrainStep):
+            raise InputError(
+                wanted="a loss, or a Workload, beside policies",
+                got=f"a {type(variants).__name__}",
+                do="For example jaxmem.compare(loss_fn, policies=['none', 'full'], args=(params, batch)).",
+            )
+        variants = policy_variants(variants, policies)
+    elif callable(variants) or isinstance(variants, Workload):
+        raise InputError(
+            wanted="policies to compare a loss under, or a mapping from names to variants",
+            got=f"{getattr(variants, '__name__', type(variants).__name__)} alone",
+            do="For example jaxmem.compare(loss_fn, policies=['none', 'full', 'dots'], args=(params, batch)).",
+        )
     plain: dict[MemoryConfig, StepSpec] = {}  # by config without remat, which all its remat settings share
 
     def make(variant: Any, *args: Any, name: str, target: Target) -> Any:
@@ -116,6 +153,8 @@ def compare(
                 got=repr(variant),
                 do=f"Write {{{name!r}: MemoryConfig(remat={variant!r})}}.",
             )
+        if isinstance(variant, PolicyVariant):
+            return variant.program(*args, name=name, target=target)
         if not isinstance(variant, MemoryConfig):
             return as_program(variant, *args, name=name, target=target)
         if len(args) != 1 or not isinstance(args[0], Workload):
@@ -132,18 +171,25 @@ def compare(
             spec = spend(dataclasses.replace(spec, config=variant, plain=spec), target)
         return program(spec, name, target)
 
-    configs = isinstance(variants, Mapping) and all(isinstance(each, MemoryConfig) for each in variants.values())
-    if target is None and configs and len(args) == 1 and isinstance(args[0], Workload):
-        target = target_for(args[0])
-    return analysis.compare(variants, *args, target=target, progress=progress, make=make, without_effect=without_effect)
+    levers = (MemoryConfig, PolicyVariant)
+    if target is None and isinstance(variants, Mapping) and all(isinstance(each, levers) for each in variants.values()):
+        target = target_for(*given)
+    return analysis.compare(
+        variants, *given, target=target, progress=progress, make=make, without_effect=without_effect
+    )
 
 
-def target_for(workload: Workload, *, runs: bool = False) -> Target:
+def target_for(*given: Any, runs: bool = False) -> Target:
     """The target of a comparison that names none: `targets.target_at_hand`, which shows what remat saves.
 
-    A workload that lies on several devices of this machine stays there: "local".
+    What lies on several devices of this machine stays there: "local".
+
+    Args:
+      *given: a workload, or the arguments of a loss.
+      runs: whether steps shall also be run.
     """
-    mesh = mesh_of(mixed=True, params=workload.params, batch=workload.batch)
+    held = [(each.params, each.batch) if isinstance(each, Workload) else each for each in given]
+    mesh = mesh_of(mixed=True, arguments=held)
     if mesh is not None and mesh.size > 1:
         return resolve_target("local")
     return target_at_hand(runs=runs)

@@ -155,7 +155,7 @@ def test_a_loss_runs_its_python_code_once():
 
     def loss(w, batch):
         calls.append(batch["x"].shape)
-        return LossOutput(mean_loss(w, batch), {"n": Sum(1)})
+        return LossOutput(WeightedMean(mean_loss(w, batch), 1), {"n": Sum(1)})
 
     out = accumulated(loss, np.int64(4))(jnp.float32(1.0), {"x": jnp.ones(8)})
     assert calls == [(2,)] and int(out.metrics["n"]) == 4

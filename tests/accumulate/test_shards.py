@@ -319,7 +319,7 @@ def test_a_rule_and_metrics_of_each_row_are_not():
     assert {name: leaf.item() for name, leaf in out.metrics.items()} == {"n": 16, "largest": 16.0}
 
 
-@pytest.mark.parametrize("separable, traces", [(False, 3), (True, 1)])
+@pytest.mark.parametrize("separable, traces", [(False, 5), (True, 1)])
 def test_a_loss_known_to_be_separable_is_not_checked_again(separable, traces):
     found = []
 

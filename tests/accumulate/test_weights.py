@@ -242,7 +242,7 @@ def test_a_factor_may_be_closed_over():
         (lambda x: x.sum().astype(int), r"value = int32\[\]"),
         (lambda x: x.sum() * 1j, r"value = complex64\[\]"),
         (lambda x: None, "value = NoneType"),
-        (lambda x: (x.sum(), {}), "value = tuple"),
+        (lambda x: (x.sum(), {}), "a tuple of 2.*has_aux=True"),
         (lambda x: {"loss": x.sum()}, "value = dict"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from jaxmem import LossOutput, Max, MemoryConfig, Sum, WeightedMean, Workload, make_train_step
+from jaxmem import LossOutput, Max, Memory, MemoryConfig, Sum, WeightedMean, Workload, make_train_step
 from jaxmem.accumulate import micro_batch
 from jaxmem.errors import StateError, WorkloadError
 from jaxmem.workload import path_string
@@ -141,8 +141,21 @@ def test_a_linen_batch_may_hold_keys_none_and_numbers():
 
 @pytest.mark.parametrize("module", [Model, 3, "dense", nnx.Linear(3, 1, rngs=nnx.Rngs(0))])
 def test_what_is_not_a_linen_module(module):
-    with pytest.raises(WorkloadError, match="Instantiate the module"):
+    with pytest.raises(WorkloadError, match="Instantiate the module|Use Workload.from_nnx"):
         Workload.from_linen(module, linen_loss, X, SGD)
+
+
+def test_a_module_class_with_a_field_memory_is_a_function_of_memory():
+    class Marked(nn.Module):
+        memory: Memory = Memory()
+
+        @nn.compact
+        def __call__(self, x):
+            block = self.memory.block(nn.Dense)
+            return block(3)(nn.tanh(block(3)(x)))
+
+    work = Workload.from_linen(Marked, lambda model, x: model(x).mean(), X, SGD)
+    assert make_train_step(work, MemoryConfig(remat="full")).residual_bytes() > 0
 
 
 def test_a_flax_loss_keeps_its_state_in_the_module():
@@ -263,7 +276,7 @@ def test_trainable_goes_by_the_paths_of_the_model():
 
 @pytest.mark.parametrize("model", [NnxModel, 3, nn.Dense(3)])
 def test_what_is_not_an_nnx_model(model):
-    with pytest.raises(WorkloadError, match="Instantiate the module"):
+    with pytest.raises(WorkloadError, match="Instantiate the module|Use Workload.from_linen"):
         Workload.from_nnx(model, nnx_loss, X, SGD)
 
 

@@ -103,12 +103,14 @@ def apply_at_blocks(closed_jaxpr: jex.ClosedJaxpr, wrap: Callable) -> Callable[.
     return lambda *args: evaluate(plan, consts, args, wrap)
 
 
-def at_blocks(fn: Callable, wrap: Callable) -> Callable:
+def at_blocks(fn: Callable, wrap: Callable, results: Callable | None = None) -> Callable:
     """`fn` with `wrap` round each block of its jaxpr, for functions that mark no blocks themselves.
 
     Args:
       fn: function of pytrees of arrays, whose outputs are arrays, or Python numbers that stay what they are.
       wrap: as in `apply_at_blocks`.
+      results: `results(outs, jaxpr, wrapped)` gets the flat outputs, the jaxpr and what computed them, and returns the
+        outputs.
 
     Raises:
       RematWithoutEffect: when traced, if there are no blocks.
@@ -138,7 +140,8 @@ def at_blocks(fn: Callable, wrap: Callable) -> Callable:
             wrapped += 1
             return wrap(block, scanned=scanned, name=name)
 
-        outs = apply_at_blocks(jaxpr, counting)(*call.leaves)
+        program = apply_at_blocks(jaxpr, counting)
+        outs = program(*call.leaves)
         if not wrapped:
             own = has_checkpoint(jaxpr.jaxpr)
             beside = "layers with checkpoints of their own, which are left as they are, and beside them " if own else ""
@@ -148,8 +151,9 @@ def at_blocks(fn: Callable, wrap: Callable) -> Callable:
                 got=f"{beside}{len(jaxpr.jaxpr.eqns)} equations with no scan of several steps that holds a matmul and "
                 "something to recompute, no repeated Flax modules (Block_0, Block_1, …) and no repeated stretch of "
                 "like operations",
-                do=f"{do} `memory` in the loss and mark what is to be recomputed with memory.block(...).",
+                do=f"{do} `memory` in the loss and mark what is to be recomputed with memory.block(...), or in your "
+                "own loop with remat.checkpoint(layer, policy).",
             )
-        return call.result(outs)
+        return call.result(outs if results is None else results(outs, jaxpr, program))
 
     return with_blocks
