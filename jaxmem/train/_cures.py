@@ -50,11 +50,10 @@ def try_cures(
     """
     config = config or MemoryConfig()
     first = report or analyze(workload, config, target=target)
-    texts = dict.fromkeys(text for finding in first.findings for text in finding.configs)
+    texts = {_changes(config, text): text for finding in first.findings for text in finding.configs}
     rows, refused = [dataclasses.replace(first, name=AS_ASKED)], []
-    with contextlib.nullcontext(progress) if progress else on_terminal(len(texts)) as tell:
-        for text in texts:
-            name = _changes(config, text)
+    with contextlib.nullcontext(progress) if progress else on_terminal(list(texts)) as tell:
+        for name, text in texts.items():
             tell(name, "compiling")
             try:
                 made = analyze(workload, MemoryConfig.from_json(text), target=target)
