@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
+from jaxmem.analysis._asked import asked_of
 from jaxmem.analysis._compiled import CompiledProgram, compile_program
-from jaxmem.analysis._cures import asked_of
 from jaxmem.analysis._details import details
 from jaxmem.analysis._facts import memory_facts
 from jaxmem.analysis._jaxpr_flops import JaxprFlops

@@ -7,8 +7,8 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
+from jaxmem.analysis._asked import Asked
 from jaxmem.analysis._compiled import CompiledProgram
-from jaxmem.analysis._cures import Asked
 from jaxmem.analysis._donation import donation_misses, undonated
 from jaxmem.analysis._kind_paths import undeclared_kind
 from jaxmem.analysis._records import DtypeBytes

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from jaxmem.analysis._cures import Asked
+from jaxmem.analysis._asked import Asked
 from jaxmem.analysis._donation import Undonated
 from jaxmem.analysis._records import Buffer, DonationMiss, Finding
 from jaxmem.analysis.attribution._origin import Origin
