@@ -70,3 +70,8 @@ def declares(fn: Callable, name: str) -> bool:
         taken = [p.name for p in parameters.values() if p.kind in positional][:2]
         return parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY and name not in taken
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def is_train_state(tree) -> bool:
+    """Whether it is a record of parameters and optimizer state, such as flax's `TrainState` and `nnx.Optimizer`."""
+    return hasattr(tree, "opt_state") and (hasattr(tree, "params") or hasattr(tree, "tx"))

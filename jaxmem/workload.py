@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxmem._shown import Shown, arrays_in_words, name_of, one_line
-from jaxmem._signatures import check_call, check_loss
+from jaxmem._signatures import check_call, check_loss, is_train_state
 from jaxmem.errors import BatchError, StateError, WorkloadError
 from jaxmem.objective import LossOutput, WeightedMean
 
@@ -214,11 +214,6 @@ class Workload(Shown):
 def is_array_like(leaf) -> bool:
     """Whether a leaf has a shape and a dtype, or is a Python number."""
     return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, (bool, int, float, complex))
-
-
-def is_train_state(tree) -> bool:
-    """Whether it is a record of parameters and optimizer state, such as flax's `TrainState` and `nnx.Optimizer`."""
-    return hasattr(tree, "opt_state") and (hasattr(tree, "params") or hasattr(tree, "tx"))
 
 
 def is_creator(tree) -> bool:

@@ -12,12 +12,11 @@ import numpy as np
 
 from jaxmem._compat import called_jaxprs
 from jaxmem._flax import is_a
-from jaxmem._signatures import check_order, declares
+from jaxmem._signatures import check_order, declares, is_train_state
 from jaxmem.accumulate._shards import is_key
 from jaxmem.accumulate._split import Split
 from jaxmem.accumulate._trace import TracedLoss
 from jaxmem.errors import BatchError, InputError
-from jaxmem.workload import is_train_state
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 

@@ -34,7 +34,8 @@ def test_rows_are_the_value_and_gradient_of_the_loss(fn):
     table = compare(fn, policies=["none", "full", "auto:0.5"], args=SHAPES, target="cpu")
     none, full, half = table.rows
     assert [row.name for row in table.rows] == [row.remat for row in table.rows] == ["none", "full", "auto:0.5"]
-    assert full.saved_residual_bytes < half.saved_residual_bytes <= none.saved_residual_bytes / 2
+    everything = remat.residual_bytes(loss, *SHAPES)  # a share is one of a derivative by all arguments
+    assert full.saved_residual_bytes < half.saved_residual_bytes <= everything / 2 < none.saved_residual_bytes
     assert none.saved_residual_bytes == remat.residual_bytes(lambda w: loss(w, {"x": jnp.ones((64, 32))}), SHAPES[0])
     assert dict(none.by_kind)["parameters"] == 3 * 32 * 32 * 4 and none.flops > 2 * none.forward_flops
 
