@@ -251,7 +251,7 @@ def test_json_names_the_provenance_of_each_number():
 def test_the_plain_text_has_bytes_and_warnings():
     text = str(analyze(jnp.sin, VECTOR, target="cpu"))
     assert re.search(r"^  arguments +3\.9 KiB$", text, re.MULTILINE)
-    assert "warning: XLA:CPU" in text
+    assert "\n! XLA:CPU" in text
 
 
 @pytest.mark.parametrize(
