@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 
 from jaxmem import remat
 from jaxmem._blame import warn
@@ -103,7 +104,12 @@ def _left(found: remat.Examination) -> list[str]:
     left, kept = sum(row.size_bytes for row in outside), found.residuals.device_bytes
     if left < _WORTH_SAYING * kept:
         return []
-    named = [f"{format_bytes(row.size_bytes)} {row.op} ({row.source or row.module or '-'})" for row in outside[:3]]
+    by_line: dict[str, int] = {}
+    for row in outside:
+        place = os.path.basename(row.source) or row.module or "-"
+        by_line[f"{row.op} ({place})"] = by_line.get(f"{row.op} ({place})", 0) + row.size_bytes
+    largest = sorted(by_line.items(), key=lambda item: -item[1])[:3]
+    named = [f"{format_bytes(size)} {what}" for what, size in largest]
     return [
         f"full leaves {format_bytes(left)} of its {format_bytes(kept)} of residuals outside of blocks, the largest "
         f"{', '.join(named)}: a budget of bytes may choose among these, too."
