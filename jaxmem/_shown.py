@@ -98,7 +98,7 @@ def brief(value, name: str = "") -> str:
     ('2.0 KiB', '0.333', 'brief', "('a', 'b')", '(1 value)')
     """
     if is_array(value) and not isinstance(value, float):  # NumPy's float64 is both
-        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+        return array_type(value)
     if isinstance(value, float) or (name.endswith(_UNITS) and type(value) is int):
         return in_words(name, float(value) if isinstance(value, float) else value)
     text = _written(value)
@@ -122,6 +122,11 @@ def name_of(fn: Any) -> str:
 def is_array(value) -> bool:
     """Whether it has the shape, dtype and size of an array, which may be a tracer or only a shape."""
     return all(hasattr(value, name) for name in ("shape", "dtype", "size")) and not isinstance(value, type)
+
+
+def array_type(value) -> str:
+    """`float32[8,4]`."""
+    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
 
 
 def arrays_in_words(tree: Any) -> str:

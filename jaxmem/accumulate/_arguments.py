@@ -57,7 +57,7 @@ class Arguments:
             raise BatchError(
                 wanted=f"batch_axes with one entry for each of the arguments {', '.join(given)}",
                 got=f"{axes!r}",
-                do=f"For example batch_axes={_example(given, {}, 0)}.",
+                do=f"For example batch_axes={_example(given, {})}.",
             )
         first = names[1]
         of = dict(zip(given, axes, strict=True)) if declared else {first: axes}
@@ -68,7 +68,7 @@ class Arguments:
                 raise BatchError(
                     wanted=f"a batch as the argument after the parameters, {first!r}",
                     got="a PRNG key",
-                    do=f"Say which arguments have rows: batch_axes={_example(given, {first: None}, 0)}.",
+                    do=f"Say which arguments have rows: batch_axes={_example(given, {first: None})}.",
                 )
             size = Split.of(batch, 1, batch_axes=axes, pad=None).size
             for name, value in arguments.items():
@@ -193,7 +193,7 @@ def _check_undeclared(name: str, value: Any, size: int | None, given: dict, axes
         if any(-len(shape) <= axis < len(shape) and shape[axis] and shape[axis] % size == 0 for axis in own):
             if name in given:
                 rows = {k: 0 if _has_rows(v, size) else None for k, v in given.items()}
-                line = _example(given, rows | {next(iter(given)): axes}, 0)
+                line = _example(given, rows | {next(iter(given)): axes})
                 do = f"Say so: accumulate.value_and_grad({loss_fn.__name__}, K, batch_axes={line}) cuts the arguments "
                 do += "that have a number into micro-batches, and passes the others whole."
             else:
@@ -210,8 +210,8 @@ def _has_rows(value: Any, size: int) -> bool:
     return any(leaf.shape and leaf.shape[0] == size for leaf in leaves) and not _is_key(value)
 
 
-def _example(given: dict, known: dict, default: Any) -> str:
-    entries = [repr(known[k] if k in known else None if _is_key(v) else default) for k, v in given.items()]
+def _example(given: dict, known: dict) -> str:
+    entries = [repr(known[k] if k in known else None if _is_key(v) else 0) for k, v in given.items()]
     return f"({', '.join(entries)})"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from rich.console import Group
 from rich.text import Text
 
+from jaxmem._shown import array_type
 from jaxmem._units import format_bytes
 from jaxmem.remat import Residual, ResidualTable, Solution, SolvedValue
 from jaxmem.report.terminal import table
@@ -76,7 +77,7 @@ def _alike(rows: Iterable[tuple[Residual | SolvedValue, Key, int]]) -> dict[Key,
     groups: dict[Key, _Alike] = {}
     for row, first, count in rows:
         host = " host" if isinstance(row, Residual) and row.memory == "host" else ""
-        shape = f"{row.dtype}[{','.join(map(str, row.shape))}]{host}"
+        shape = f"{array_type(row)}{host}"
         key = (*first, shape, row.name or "", row.op, os.path.basename(row.source))
         groups.setdefault(key, _Alike()).add(row.size_bytes, count, row.module)
     return groups
