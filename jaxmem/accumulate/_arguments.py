@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxmem._compat import called_jaxprs
 from jaxmem._flax import is_a
-from jaxmem._signatures import check_order, declares, is_train_state
+from jaxmem._signatures import argument_names, check_order, declares, is_train_state
 from jaxmem.accumulate._shards import is_key
 from jaxmem.accumulate._split import Split
 from jaxmem.accumulate._trace import TracedLoss
@@ -49,7 +49,7 @@ class Arguments:
         """
         if not extra and not keywords:
             return cls(loss=loss_fn, batch=batch, axes=axes, pad=pad)
-        names = _names(loss_fn, 2 + len(extra))
+        names = argument_names(loss_fn, 2 + len(extra))
         given = dict(zip(names[1:], (batch, *extra), strict=True))
         arguments = {**given, **keywords}
         declared = isinstance(axes, tuple) and len(axes) == len(given)
@@ -219,13 +219,6 @@ def _is_key(value: Any) -> bool:
     if not isinstance(value, _ARRAYS):
         return False
     return is_key(value) or (value.dtype == jnp.uint32 and value.ndim == 1)
-
-
-def _names(loss_fn: Callable, count: int) -> list[str]:
-    """Names of the first positional arguments of a loss."""
-    parameters = inspect.signature(loss_fn).parameters.values()
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return [names[i] if i < len(names) else f"args[{i}]" for i in range(count)]
 
 
 def _is_none(x: Any) -> bool:
