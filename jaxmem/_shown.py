@@ -1,6 +1,7 @@
 """How objects show themselves: one line as `repr`, the terminal's table as `str`, and what a notebook displays."""
 
 import dataclasses
+import json
 import os
 from typing import Any
 
@@ -74,6 +75,18 @@ class Shown(Brief):
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         return renderers().report_fragment(self)
+
+
+class JsonRecord(Shown):
+    """A `Shown` that is also JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What it holds, as JSON-ready values."""
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON."""
+        return json.dumps(self.to_dict(), indent=2)
 
 
 def one_line(name: str, parts: list[tuple[str, str]]) -> str:

@@ -1,7 +1,6 @@
 """What grew and what shrank from one report to another: as records, as JSON values, and for a terminal."""
 
 import dataclasses
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxmem._display import columns
-from jaxmem._shown import Brief, Shown, one_line
+from jaxmem._shown import Brief, JsonRecord, one_line
 from jaxmem._units import format_bytes
 from jaxmem.analysis import Buffer, MemoryReport
 from jaxmem.report._page import in_order
@@ -60,7 +59,7 @@ class SettingChange(Brief):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Diff(Shown):
+class Diff(JsonRecord):
     """What changed between two reports, the largest changes first.
 
     Args:
@@ -97,10 +96,6 @@ class Diff(Shown):
                 for name, changes in parts.items()
             },
         }
-
-    def to_json(self) -> str:
-        """`to_dict` as indented JSON."""
-        return json.dumps(self.to_dict(), indent=2)
 
 
 def diff(before: MemoryReport, after: MemoryReport) -> Diff:
