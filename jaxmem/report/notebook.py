@@ -13,7 +13,8 @@ from jaxmem.remat import Frontier
 from jaxmem.report._chart import frontier_chart, scale_of, timeline_chart
 from jaxmem.report._from_rich import as_html
 from jaxmem.report._views import comparison_view, label, report_view, said_of, segments
-from jaxmem.report.differences import Diff, render_diff
+from jaxmem.report.changes import render_diff
+from jaxmem.report.differences import Diff
 from jaxmem.report.frontier import render_frontier
 from jaxmem.report.html import asset, rendered
 

@@ -22,7 +22,8 @@ from jaxmem.errors import InputError
 from jaxmem.remat import Examination, Frontier, FrontierPoint, Residual, ResidualTable, Solution, SolvedValue
 from jaxmem.report import notebook
 from jaxmem.report._from_rich import as_html
-from jaxmem.report.differences import Diff, render_diff
+from jaxmem.report.changes import render_diff
+from jaxmem.report.differences import Diff
 from jaxmem.report.exports import buffers_csv, comparison_csv, diff_csv, records_csv
 from jaxmem.report.frontier import frontier_figure as frontier_figure
 from jaxmem.report.frontier import render_frontier
