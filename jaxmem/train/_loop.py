@@ -4,13 +4,13 @@ import collections
 import dataclasses
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from jaxmem._blame import warn
 from jaxmem._cell import shortening
 from jaxmem.errors import (
     InputError,
@@ -142,7 +142,7 @@ def run_loop(
     check_alive(state)
     if max_skipped != MAX_SKIPPED and getattr(state, "loss_scale", None) is None:
         message = f"max_skipped={max_skipped} does nothing, as windows are skipped under a loss scale only."
-        warnings.warn(message, SettingWarning, stacklevel=3)
+        warn(message, SettingWarning)
     first = int(state.window)
     batches = batches_of(data, first, num_steps)
     stopped, record, metrics = "data ended", {}, None
