@@ -1,7 +1,6 @@
 """What a forward pass keeps, and what a budget keeps of it, as rich renderables: tables of the largest values."""
 
 import os
-import re
 from collections.abc import Iterable
 
 from rich.console import Group
@@ -10,6 +9,7 @@ from rich.text import Text
 from jaxmem._shown import array_type
 from jaxmem._units import format_bytes
 from jaxmem.remat import Residual, ResidualTable, Solution, SolvedValue
+from jaxmem.report.differences import family
 from jaxmem.report.terminal import table
 
 _SMALL = 1 / 500  # kinds of values below this share of the total are one line
@@ -102,5 +102,5 @@ def common(modules: list[str]) -> str:
     distinct = sorted(set(modules))
     if len(distinct) == 1:
         return distinct[0]
-    starred = {re.sub(r"\d+", "*", module) for module in distinct}
+    starred = set(map(family, distinct))
     return starred.pop() if len(starred) == 1 else os.path.commonpath(starred) if all(starred) else ""
