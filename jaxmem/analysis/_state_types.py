@@ -99,7 +99,10 @@ def recognise_arguments(args_info: Any, names: Sequence[str]) -> Recognised:
 
 
 def _walk(node: Any, kind: str, within: bool, kinds: list[str], states: list[State]) -> None:
-    """Adds a tree's leaves: of `kind`, where a container round it tells that; `within` a state they are part of it."""
+    """Adds a tree's leaves and states; leaves are of `kind`, where a container round the tree tells it.
+
+    `within`: the tree is part of a state, so that no container in it is a state of its own.
+    """
     children = _children(node)
     if children is None:
         kinds.append(kind or "arguments")

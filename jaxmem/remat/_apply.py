@@ -35,7 +35,7 @@ def apply(
       target: a loss or another function of arrays, nnx objects and Python values; a `flax.linen` module or module
         class, or its `apply`; a `flax.nnx` module, module class or bound method.
       policy: a preset ("none", "full", "dots", ...), a `Policy`, or a budget of residuals ("auto:0.25", "auto:2GiB"),
-        which `remat.auto` spends value by value. A share is one of what a derivative by all arguments keeps.
+        which `remat.auto` spends value by value. A share is of what the derivative by all arguments keeps.
       static_argnames: array arguments to be passed by value.
       methods: of a module class or a linen module, those that are wrapped.
 
