@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxmem._blame import is_own_fault, reason, whole_tracebacks
+from jaxmem._blame import noting_refusal
 from jaxmem._display import renderers
 from jaxmem._shown import Brief, JsonRecord
 from jaxmem.remat._checkpoint import checkpoint_unchecked
@@ -121,13 +121,8 @@ def frontier(
                 found.append(better)
         policies, refused = [], []
         for name, choice in standard(problem, objective=objective).items():
-            try:
-                with whole_tracebacks():
-                    policies.append(_of_policy(program, name, choice, rates))
-            except Exception as error:
-                if is_own_fault(error):
-                    raise
-                refused.append((name, reason(error)))
+            with noting_refusal(refused, name):
+                policies.append(_of_policy(program, name, choice, rates))
         return Frontier(
             points=tuple(map(_point, found)), policies=tuple(policies), objective=objective, refused=tuple(refused)
         )
