@@ -46,12 +46,13 @@ class Examination(JsonRecord, identity=("blocks", "residuals", "names", "warning
 
     def to_dict(self) -> dict[str, Any]:
         """What was found, JSON-ready."""
-        fields = {name: getattr(self, name) for name in ("blocks", "inside")}
         return {
             "residuals": self.residuals.to_dict(),
             "warnings": list(self.warnings),
             "names": list(self.names),
-        } | fields
+            "blocks": self.blocks,
+            "inside": self.inside,
+        }
 
 
 def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = None) -> Examination:
