@@ -89,6 +89,18 @@ def reason(error: BaseException) -> str:
     return f"{'does not fit' if isinstance(error, (BudgetInfeasible, DoesNotFitError)) else 'refused'}. {text}"
 
 
+@contextlib.contextmanager
+def noting_refusal(refused: list[tuple[str, str]], name: str) -> Iterator[None]:
+    """A context that adds (name, reason) to `refused` where a variant is refused; a fault of jaxmem's is raised."""
+    try:
+        with whole_tracebacks():
+            yield
+    except Exception as error:
+        if is_own_fault(error):
+            raise
+        refused.append((name, reason(error)))
+
+
 def named(error: BaseException, longest: int = LONGEST_MESSAGE) -> str:
     """An error's class and message, on one line.
 

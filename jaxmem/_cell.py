@@ -18,7 +18,7 @@ def render(error: BaseException) -> list[str]:
     >>> print("\\n".join(render(ValueError("Wanted a; got b."))))
     ValueError: Wanted a; got b.
     """
-    shell = _shell()
+    shell = ipython_shell()
     if shell is not None and getattr(shell.InteractiveTB, "mode", "") == "Verbose":
         return shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
     lines = []
@@ -32,7 +32,7 @@ def render(error: BaseException) -> list[str]:
 
 def shorten(error: BaseException) -> None:
     """Has IPython show an error of another library as `render` does, too. Elsewhere, nothing changes."""
-    if _shell() is not None and not hasattr(error, "_render_traceback_"):
+    if ipython_shell() is not None and not hasattr(error, "_render_traceback_"):
         with contextlib.suppress(AttributeError):  # an exception with slots
             error._render_traceback_ = _render_last  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -73,7 +73,7 @@ def _place(shell: Any, path: str) -> str:
     return " ".join(named) if named else os.path.basename(path)
 
 
-def _shell() -> Any:
+def ipython_shell() -> Any:
     """IPython's shell, where this runs in one."""
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()

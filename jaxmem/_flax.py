@@ -118,15 +118,19 @@ def is_a(cls, module: str, name: str) -> bool:
     return loaded is not None and issubclass(cls, getattr(loaded, name))
 
 
+def is_nnx_object(x: Any) -> bool:
+    """Whether it is an nnx object with variables of its own, a pytree that is updated in place: a module, Rngs."""
+    return is_a(type(x), "flax.nnx", "Pytree")
+
+
 def is_nnx(x: Any) -> bool:
-    """Whether it is an nnx object, which is a pytree but is updated in place: a module, Rngs, a Variable."""
-    return is_a(type(x), "flax.nnx", "Pytree") or is_a(type(x), "flax.nnx", "Variable")
+    """Whether it is an nnx object or a Variable."""
+    return is_nnx_object(x) or is_a(type(x), "flax.nnx", "Variable")
 
 
 def is_rng_state(x) -> bool:
     """Whether it is the key or the count of an nnx stream of random numbers."""
-    nnx = sys.modules.get("flax.nnx")  # where nobody has imported it, there is none
-    return nnx is not None and isinstance(x, nnx.RngState)
+    return is_a(type(x), "flax.nnx", "RngState")
 
 
 def _zeros_like(x):

@@ -1,6 +1,7 @@
 """How objects show themselves: one line as `repr`, the terminal's table as `str`, and what a notebook displays."""
 
 import dataclasses
+import json
 import os
 from typing import Any
 
@@ -76,6 +77,18 @@ class Shown(Brief):
         return renderers().report_fragment(self)
 
 
+class JsonRecord(Shown):
+    """A `Shown` that is also JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What it holds, as JSON-ready values."""
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+
 def one_line(name: str, parts: list[tuple[str, str]]) -> str:
     """`<name part=text …>`, with as many parts as fit.
 
@@ -98,7 +111,7 @@ def brief(value, name: str = "") -> str:
     ('2.0 KiB', '0.333', 'brief', "('a', 'b')", '(1 value)')
     """
     if is_array(value) and not isinstance(value, float):  # NumPy's float64 is both
-        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+        return array_type(value)
     if isinstance(value, float) or (name.endswith(_UNITS) and type(value) is int):
         return in_words(name, float(value) if isinstance(value, float) else value)
     text = _written(value)
@@ -122,6 +135,11 @@ def name_of(fn: Any) -> str:
 def is_array(value) -> bool:
     """Whether it has the shape, dtype and size of an array, which may be a tracer or only a shape."""
     return all(hasattr(value, name) for name in ("shape", "dtype", "size")) and not isinstance(value, type)
+
+
+def array_type(value) -> str:
+    """`float32[8,4]`."""
+    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
 
 
 def arrays_in_words(tree: Any) -> str:

@@ -1,4 +1,4 @@
-"""How the functions of a workload may be called: which keywords a loss declares."""
+"""How functions may be called: the names of their arguments, and which keywords a loss declares."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -70,6 +70,17 @@ def declares(fn: Callable, name: str) -> bool:
         taken = [p.name for p in parameters.values() if p.kind in positional][:2]
         return parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY and name not in taken
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def argument_names(fn: Callable, count: int) -> list[str]:
+    """The roots of the paths that JAX gives to positional arguments."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    return names + [f"{rest}[{number}]" for number in range(count - len(names))]
 
 
 def is_train_state(tree) -> bool:

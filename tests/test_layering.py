@@ -38,6 +38,7 @@ BASE = frozenset(
         "_shown",
         "_signatures",
         "_source",
+        "_trainable",
         "_units",
         "budget",
     }

@@ -12,8 +12,9 @@ from flax import nnx
 
 from jaxmem import Workload
 from jaxmem._signatures import call_loss, declares
+from jaxmem._trainable import select_paths
 from jaxmem.errors import WorkloadError
-from jaxmem.workload import path_string, select_paths
+from jaxmem.workload import path_string
 
 SGD = optax.sgd(0.1)
 BATCH = {"x": jnp.ones(4)}

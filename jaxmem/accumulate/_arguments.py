@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxmem._compat import called_jaxprs
 from jaxmem._flax import is_a
-from jaxmem._signatures import check_order, declares, is_train_state
+from jaxmem._signatures import argument_names, check_order, declares, is_train_state
 from jaxmem.accumulate._shards import is_key
 from jaxmem.accumulate._split import Split
 from jaxmem.accumulate._trace import TracedLoss
@@ -49,7 +49,7 @@ class Arguments:
         """
         if not extra and not keywords:
             return cls(loss=loss_fn, batch=batch, axes=axes, pad=pad)
-        names = _names(loss_fn, 2 + len(extra))
+        names = argument_names(loss_fn, 2 + len(extra))
         given = dict(zip(names[1:], (batch, *extra), strict=True))
         arguments = {**given, **keywords}
         declared = isinstance(axes, tuple) and len(axes) == len(given)
@@ -57,7 +57,7 @@ class Arguments:
             raise BatchError(
                 wanted=f"batch_axes with one entry for each of the arguments {', '.join(given)}",
                 got=f"{axes!r}",
-                do=f"For example batch_axes={_example(given, {}, 0)}.",
+                do=f"For example batch_axes={_example(given, {})}.",
             )
         first = names[1]
         of = dict(zip(given, axes, strict=True)) if declared else {first: axes}
@@ -68,7 +68,7 @@ class Arguments:
                 raise BatchError(
                     wanted=f"a batch as the argument after the parameters, {first!r}",
                     got="a PRNG key",
-                    do=f"Say which arguments have rows: batch_axes={_example(given, {first: None}, 0)}.",
+                    do=f"Say which arguments have rows: batch_axes={_example(given, {first: None})}.",
                 )
             size = Split.of(batch, 1, batch_axes=axes, pad=None).size
             for name, value in arguments.items():
@@ -193,7 +193,7 @@ def _check_undeclared(name: str, value: Any, size: int | None, given: dict, axes
         if any(-len(shape) <= axis < len(shape) and shape[axis] and shape[axis] % size == 0 for axis in own):
             if name in given:
                 rows = {k: 0 if _has_rows(v, size) else None for k, v in given.items()}
-                line = _example(given, rows | {next(iter(given)): axes}, 0)
+                line = _example(given, rows | {next(iter(given)): axes})
                 do = f"Say so: accumulate.value_and_grad({loss_fn.__name__}, K, batch_axes={line}) cuts the arguments "
                 do += "that have a number into micro-batches, and passes the others whole."
             else:
@@ -210,8 +210,8 @@ def _has_rows(value: Any, size: int) -> bool:
     return any(leaf.shape and leaf.shape[0] == size for leaf in leaves) and not _is_key(value)
 
 
-def _example(given: dict, known: dict, default: Any) -> str:
-    entries = [repr(known[k] if k in known else None if _is_key(v) else default) for k, v in given.items()]
+def _example(given: dict, known: dict) -> str:
+    entries = [repr(known[k] if k in known else None if _is_key(v) else 0) for k, v in given.items()]
     return f"({', '.join(entries)})"
 
 
@@ -219,13 +219,6 @@ def _is_key(value: Any) -> bool:
     if not isinstance(value, _ARRAYS):
         return False
     return is_key(value) or (value.dtype == jnp.uint32 and value.ndim == 1)
-
-
-def _names(loss_fn: Callable, count: int) -> list[str]:
-    """Names of the first positional arguments of a loss."""
-    parameters = inspect.signature(loss_fn).parameters.values()
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return [names[i] if i < len(names) else f"args[{i}]" for i in range(count)]
 
 
 def _is_none(x: Any) -> bool:

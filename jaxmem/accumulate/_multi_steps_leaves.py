@@ -8,9 +8,10 @@ import numpy as np
 import optax
 
 from jaxmem import _compat
+from jaxmem._trainable import nothing_trained, select_paths
 from jaxmem.accumulate._reduce import accumulator_dtype_of
 from jaxmem.errors import StateError
-from jaxmem.workload import is_array_like, nothing_trained, path_string, select_paths
+from jaxmem.workload import is_array_like, path_string
 
 
 def trained_leaves(params: Any, trainable: Any) -> list[bool]:

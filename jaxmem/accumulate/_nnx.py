@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxmem._flax import is_a, with_state
+from jaxmem._flax import is_nnx_object, with_state
 from jaxmem._signatures import call_loss
 from jaxmem.errors import InputError
 
@@ -16,11 +16,6 @@ class _Slot:
 
     def __init__(self, number: int):
         self.number = number
-
-
-def is_object(x: Any) -> bool:
-    """Whether it is an nnx object with variables of its own: a module, an optimizer, Rngs."""
-    return is_a(type(x), "flax.nnx", "Pytree")
 
 
 class NnxCall:
@@ -52,10 +47,10 @@ class NnxCall:
             )
         self._loss_fn, self._model, self._has_aux = loss_fn, model, has_aux
         self._wrt = nnx.Param if wrt is None else wrt
-        leaves, tree = jax.tree.flatten((args, keywords), is_leaf=is_object)
-        self._objects = [leaf for leaf in leaves if is_object(leaf)]
+        leaves, tree = jax.tree.flatten((args, keywords), is_leaf=is_nnx_object)
+        self._objects = [leaf for leaf in leaves if is_nnx_object(leaf)]
         numbers = iter(range(len(self._objects)))
-        self.args, self.keywords = tree.unflatten([_Slot(next(numbers)) if is_object(x) else x for x in leaves])
+        self.args, self.keywords = tree.unflatten([_Slot(next(numbers)) if is_nnx_object(x) else x for x in leaves])
         self._graph, self.params, own = self._split(nnx.merge(*nnx.split(model)))
         parts = [nnx.split(x) for x in self._objects]
         self._graphs = [graph for graph, _ in parts]
@@ -68,7 +63,7 @@ class NnxCall:
 
         def loss(*args, **keywords):
             filled = lambda x: self._current[x.number] if isinstance(x, _Slot) else x  # noqa: E731
-            args, keywords = jax.tree.map(filled, (args, keywords), is_leaf=is_object)
+            args, keywords = jax.tree.map(filled, (args, keywords), is_leaf=is_nnx_object)
             return self._loss_fn(*args, **keywords)
 
         loss.__name__ = getattr(self._loss_fn, "__name__", "loss")

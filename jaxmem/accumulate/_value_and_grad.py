@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem._flax import is_nnx_object
 from jaxmem._scopes import ACCUMULATE_SCOPE, OPTIMIZER_SCOPE
 from jaxmem.accumulate import _reduce
 from jaxmem.accumulate._arguments import Arguments, check_call, folding
 from jaxmem.accumulate._aux import AuxLoss, find_outputs
 from jaxmem.accumulate._gradients import Gradients
 from jaxmem.accumulate._micro_batch_scans import add_up, total_weights, weight_dtype
-from jaxmem.accumulate._nnx import NnxCall, is_object
+from jaxmem.accumulate._nnx import NnxCall
 from jaxmem.accumulate._shard_checks import check_local, check_params
 from jaxmem.accumulate._shard_checks import check_rows as check_whole_rows
 from jaxmem.accumulate._shards import Shards, axis_names, shard_key, shard_state
@@ -120,7 +121,7 @@ def value_and_grad(
     def fn(params, batch=_NOT_GIVEN, *extra, rng=None, state=None, loss_scale=None, **keywords) -> Gradients:
         check_call(loss_fn, params, () if batch is _NOT_GIVEN else (batch, *extra), keywords, num_micro_batches)
         module = None
-        if is_object(params):
+        if is_nnx_object(params):
             module = NnxCall(loss_fn, params, (batch, *extra), keywords, wrt, has_aux, state)
             params, state, (batch, *extra), keywords = module.params, module.state, module.args, module.keywords
         elif wrt is not None:

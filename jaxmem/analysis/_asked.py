@@ -18,6 +18,11 @@ class Cure(NamedTuple):
     shell: str = ""
     configs: tuple[str, ...] = ()
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Those of a `Finding`."""
+        return {"cure": self.python, "shell": self.shell, "configs": self.configs}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxmem._flax import is_a
+from jaxmem._flax import is_nnx_object
 from jaxmem.errors import InputError
 from jaxmem.targets import Placed, Target, place
 
@@ -65,7 +65,7 @@ class Called:
     @property
     def jit(self) -> Callable:
         """What jits the function: `nnx.jit` where it is given nnx objects, which it may update."""
-        if not any(map(_is_object, jax.tree.leaves((self.args, self.keywords), is_leaf=_is_object))):
+        if not any(map(is_nnx_object, jax.tree.leaves((self.args, self.keywords), is_leaf=is_nnx_object))):
             return jax.jit
         from flax import nnx
 
@@ -79,8 +79,8 @@ class Called:
         Args:
           move: `move(args, target) -> (args, notes)`, before they are placed.
         """
-        leaves, tree = jax.tree.flatten((self.args, self.keywords), is_leaf=_is_object)
-        objects = [leaf for leaf in leaves if _is_object(leaf)]
+        leaves, tree = jax.tree.flatten((self.args, self.keywords), is_leaf=is_nnx_object)
+        objects = [leaf for leaf in leaves if is_nnx_object(leaf)]
         if not objects:
             args = (*self.args, self.keywords) if self.keywords else self.args
             args, notes = move(args, target)
@@ -91,12 +91,12 @@ class Called:
         from flax import nnx
 
         graph, state = nnx.split(objects)
-        others = [None if _is_object(leaf) else leaf for leaf in leaves]
+        others = [None if is_nnx_object(leaf) else leaf for leaf in leaves]
         args, notes = move((state, others), target)
         found = place(args, target)
         state, others = found.args
         merged = iter(nnx.merge(graph, state))
-        leaves = [next(merged) if _is_object(a) else b for a, b in zip(leaves, others, strict=True)]
+        leaves = [next(merged) if is_nnx_object(a) else b for a, b in zip(leaves, others, strict=True)]
         args, keywords = jax.tree.unflatten(tree, leaves)
         return dataclasses.replace(self, args=args, keywords=keywords), found, notes
 
@@ -112,8 +112,3 @@ def _jitted_within(fn: Callable) -> tuple[Callable, tuple, dict] | None:
     if inspect.ismethod(fn) and hasattr(fn.__func__, "trace"):
         return fn.__func__, (fn.__self__,), {}
     return (fn, (), {}) if hasattr(fn, "trace") else None
-
-
-def _is_object(x: Any) -> bool:
-    """Whether it is an nnx object, which is a pytree but is updated in place."""
-    return is_a(type(x), "flax.nnx", "Pytree")

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import jax
 import jaxlib.version
 
 from jaxmem._blame import is_own_fault, reason, whole_tracebacks
-from jaxmem._shown import Shown, one_line
+from jaxmem._shown import JsonRecord, one_line
 from jaxmem._units import format_bytes
 from jaxmem.analysis._build import analyze_program
 from jaxmem.analysis._choice import Choice, choose
@@ -24,7 +23,7 @@ from jaxmem.targets import Target, resolve_target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison(Shown):
+class Comparison(JsonRecord):
     """Reports of several variants compiled for one target.
 
     Args:
@@ -83,10 +82,6 @@ class Comparison(Shown):
             "refused": dict(self.refused),
             "choices": [dataclasses.asdict(choice) for choice in self.choices],
         }
-
-    def to_json(self) -> str:
-        """`to_dict` as indented JSON."""
-        return json.dumps(self.to_dict(), indent=2)
 
 
 def join_comparisons(comparisons: Sequence[Comparison], *, name_targets: bool = False) -> Comparison:

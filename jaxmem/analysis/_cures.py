@@ -19,6 +19,9 @@ WHOLE_TILES = (
     "large axis last."
 )
 _RANDOM = ("threefry", "random_bits", "_bernoulli", "_uniform", "random_wrap", "rng_bit_generator")
+_MOST_STEPS = 64
+MOST_SHARE = 0.95
+"""The largest share of a GPU that JAX's pool can be given."""
 VOCABULARY = 16_384
 """A last dimension this large, in float32, is most likely one of logits."""
 
@@ -157,9 +160,6 @@ def fitting_steps(missing_bytes: int, grows_bytes: int, rows: int | None, now: i
     return None if found is None else found * now
 
 
-_MOST_STEPS = 64
-
-
 def narrow_dtype(asked: Asked) -> str:
     """The 16-bit dtype that a target has units for: bfloat16, or float16 on a GPU older than sm_80."""
     chip = asked.target.chip if asked.target else None
@@ -202,10 +202,6 @@ def larger_share(asked: Asked) -> Cure:
     more = f"XLA_PYTHON_CLIENT_MEM_FRACTION={MOST_SHARE}"
     python = f"Set {more} before JAX starts. See with nvidia-smi that no other process holds memory."
     return Cure(python, f"{python} {asked.command('analyze').replace('jaxmem', f'{more} jaxmem', 1)} counts with it.")
-
-
-MOST_SHARE = 0.95
-"""The largest share of a GPU that JAX's pool can be given."""
 
 
 def draw_by_hardware(asked: Asked) -> Cure:

@@ -42,10 +42,13 @@ def details(
     if module is None or made.text is None or assignment is None:
         return {}
     sizes = {a.parameter: a.size_bytes for a in assignment.allocations if a.parameter is not None}
-    kinds = signature.kinds(declared) if signature else {}
+    by_type = signature.kinds if signature else {}
 
     def kind_of(path: str) -> str:
-        return kinds.get(path) or (declared(path) if declared else "") or undeclared_kind(path)
+        if declared and (kind := declared(path)):
+            return kind
+        kind = by_type.get(path, "arguments")
+        return kind if kind != "arguments" else undeclared_kind(path)
 
     misses = donation_misses(signature, sizes) if signature else ()
     if signature is not None:
@@ -71,7 +74,7 @@ def details(
             module,
             asked,
             donation_misses=misses,
-            kept_state=undonated(signature, sizes, kinds, jaxpr) if signature else (),
+            kept_state=undonated(signature, sizes, kind_of, jaxpr) if signature else (),
             schedule=assignment.schedule,
         ),
     }

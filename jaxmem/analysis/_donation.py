@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 from jax.extend.core import ClosedJaxpr
@@ -38,7 +38,7 @@ class Undonated:
 
 
 def undonated(
-    signature: Signature, sizes: Mapping[int, int], kinds: Mapping[str, str], jaxpr: ClosedJaxpr | None = None
+    signature: Signature, sizes: Mapping[int, int], kind_of: Callable[[str], str], jaxpr: ClosedJaxpr | None = None
 ) -> tuple[Undonated, ...]:
     """The arguments whose donation would save bytes, in order.
 
@@ -49,7 +49,7 @@ def undonated(
     Args:
       signature: of the program.
       sizes: bytes of the compiled program's parameters by number.
-      kinds: of its arguments, by path.
+      kind_of: kind of an argument from its path.
       jaxpr: of the program, where it is known.
     """
     types = _output_types(signature.module)
@@ -61,7 +61,7 @@ def undonated(
     free = _free_outputs(signature.module, len(types)) - set(unchanged_outputs(jaxpr) if jaxpr else ())
     # JAX gives a donated buffer to the first output of its type, whichever value that is the next of.
     places = collections.Counter(types[output] for output in free & set(successors.values()))
-    arguments = program_arguments(signature.module, lambda path: kinds.get(path, ""))
+    arguments = program_arguments(signature.module, kind_of)
     saved: dict[int, collections.Counter[str]] = {}
     for number, argument in arguments.items():
         leaf, found = signature.leaves[signature.kept[number]], _TYPE.match(argument.type)

@@ -1,13 +1,13 @@
 """What the arguments of a program hold, by their paths."""
 
 import collections
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from jaxmem._signatures import argument_names
 from jaxmem.analysis._records import KINDS
 from jaxmem.analysis._state_types import recognise
 from jaxmem.errors import InputError
@@ -38,7 +38,7 @@ def kinds_by_path(
     if kinds is None:
         return None
     if isinstance(kinds, (tuple, list)) and fn is not None:
-        kinds = dict(zip(_argument_names(fn, len(kinds)), kinds, strict=True))
+        kinds = dict(zip(argument_names(fn, len(kinds)), kinds, strict=True))
     if not isinstance(kinds, Mapping) or not all(isinstance(p, str) and kinds[p] in KINDS for p in kinds):
         raise InputError(
             wanted=f"arg_kinds={{path: kind}} with kinds of {', '.join(KINDS)}",
@@ -80,7 +80,7 @@ def check_kinds(kinds: Mapping[str, str] | Sequence[str] | None, fn: Callable, a
     """
     if kinds is None:
         return
-    names = _argument_names(fn, len(args))
+    names = argument_names(fn, len(args))
     if not isinstance(kinds, Mapping):
         if len(kinds) != len(args):
             raise InputError(
@@ -115,7 +115,7 @@ def shared_arrays(fn: Callable, args: Sequence[Any]) -> tuple[str, ...]:
       fn: names the arguments.
       args: its arguments, arrays or shapes.
     """
-    names, by_array = _argument_names(fn, len(args)), collections.defaultdict(list)
+    names, by_array = argument_names(fn, len(args)), collections.defaultdict(list)
     leaves = jax.tree_util.tree_leaves_with_path(tuple(args))
     for (path, leaf), kind in zip(leaves, recognise(tuple(args)).kinds, strict=True):
         if isinstance(leaf, jax.Array) and leaf.ndim and kind != "arguments":
@@ -132,14 +132,3 @@ def shared_arrays(fn: Callable, args: Sequence[Any]) -> tuple[str, ...]:
 
 def _begins(start: str, path: str) -> bool:
     return path.startswith(start) and path[len(start) : len(start) + 1] in ("", ".", "[")
-
-
-def _argument_names(fn: Callable, count: int) -> list[str]:
-    """The roots of the paths that JAX gives to positional arguments."""
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
-    return names + [f"{rest}[{number}]" for number in range(count - len(names))]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -91,12 +90,10 @@ class Signature:
         """What the types of the outputs tell."""
         return recognise(self.out_info)
 
-    def kinds(self, declared: Callable[[str], str] | None = None) -> dict[str, str]:
-        """Path of each argument of the compiled program → its kind: as declared, else as its type tells."""
-        return {
-            path: (declared(path) if declared else "") or _or_undeclared(self.arguments.kinds[self.kept[number]], path)
-            for number, path in self.paths.items()
-        }
+    @functools.cached_property
+    def kinds(self) -> dict[str, str]:
+        """Path of each argument of the compiled program → its kind as its type tells, "arguments" where it does not."""
+        return {path: self.arguments.kinds[self.kept[number]] for number, path in self.paths.items()}
 
 
 def _name_arguments(module: Module, args_info: Any, kept: list[int]) -> None:
@@ -113,7 +110,3 @@ def _name_arguments(module: Module, args_info: Any, kept: list[int]) -> None:
             if own[leaf] != passed[leaf] and given.endswith(passed[leaf]):
                 name = given.removesuffix(passed[leaf]) + own[leaf]
                 instruction.rest = instruction.rest.replace(f'"{instruction.op_name}"', f'"{name}"', 1)
-
-
-def _or_undeclared(kind: str, path: str) -> str:
-    return kind if kind != "arguments" else undeclared_kind(path)

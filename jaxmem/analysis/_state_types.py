@@ -8,6 +8,8 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey
 
+from jaxmem._flax import is_a
+
 # What linen modules call their collections; a dictionary of these is the variables of a module.
 _COLLECTIONS = frozenset(
     {"batch_stats", "cache", "constants", "fp8_params", "intermediates", "losses", "perturbations", "spectral_stats"}
@@ -97,7 +99,10 @@ def recognise_arguments(args_info: Any, names: Sequence[str]) -> Recognised:
 
 
 def _walk(node: Any, kind: str, within: bool, kinds: list[str], states: list[State]) -> None:
-    """Adds a tree's leaves: of `kind`, where a container round it tells that; `within` a state they are part of it."""
+    """Adds a tree's leaves and states; leaves are of `kind`, where a container round the tree tells it.
+
+    `within`: the tree is part of a state, so that no container in it is a state of its own.
+    """
     children = _children(node)
     if children is None:
         kinds.append(kind or "arguments")
@@ -151,24 +156,17 @@ def _kinds_of_fields(fields: Mapping[str, Any], kind: str, record: bool) -> dict
 def _kind_of_type(node: Any) -> str:
     if _is_optimizer_state(node):
         return "optimizer_state"
-    if type(node).__module__.startswith("optax") and type(node).__name__ == "LookaheadParams":
+    cls = type(node)
+    if is_a(cls, "flax.nnx", "Param") or (cls.__module__.startswith("optax") and cls.__name__ == "LookaheadParams"):
         return "parameters"
-    nnx = sys.modules.get("flax.nnx")  # where nobody has imported it, there is none
-    return _kind_of_variable(type(node)) if nnx is not None and isinstance(node, nnx.Variable) else ""
+    return "state" if is_a(cls, "flax.nnx", "Variable") else ""
 
 
 def _is_optimizer_state(node: Any) -> bool:
     cls = type(node)
     if cls.__module__.partition(".")[0] == "optax":
         return hasattr(cls, "_fields") and not cls.__name__.endswith("Params")
-    nnx = sys.modules.get("flax.nnx")
-    return nnx is not None and isinstance(node, nnx.OptState)
-
-
-def _kind_of_variable(cls: type) -> str:
-    nnx: Any = sys.modules["flax.nnx"]
-    kinds = ((nnx.Param, "parameters"), (nnx.OptState, "optimizer_state"))
-    return next((kind for base, kind in kinds if issubclass(cls, base)), "state")
+    return is_a(cls, "flax.nnx", "OptState")
 
 
 def _kinds_of_graph(node: Any) -> list[str] | None:

@@ -156,10 +156,6 @@ def _to_json(comparison: "Comparison", verified: list["Verification"]) -> str:
     return json.dumps(table, indent=2)
 
 
-def _one_word(name: str) -> bool:
-    return len(name.split()) == 1
-
-
 def split_list(text: str, option: str, wanted: str) -> list[str]:
     """The names of a comma-separated list; an empty or a repeated one is refused.
 
@@ -167,7 +163,8 @@ def split_list(text: str, option: str, wanted: str) -> list[str]:
     ['none', 'full']
     """
     names = [name.strip() for name in text.split(",")]
-    empty, repeated = not all(map(_one_word, names)), sorted({name for name in names if names.count(name) > 1})
+    empty = any(len(name.split()) != 1 for name in names)
+    repeated = sorted({name for name in names if names.count(name) > 1})
     if empty or repeated:
         raise InputError(
             wanted=f"{option} to be a list of {wanted}",

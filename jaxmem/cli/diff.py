@@ -33,8 +33,8 @@ def diff(
     with clean_stdout(outputs.to_stdout) as stdout:
         reports = read_reports(before, after)
         from jaxmem.report import html_report
+        from jaxmem.report.changes import render_diff
         from jaxmem.report.differences import diff as changes_between
-        from jaxmem.report.differences import render_diff
 
         found = changes_between(*reports)
         results = {

@@ -13,6 +13,7 @@ from jaxmem._units import format_bytes
 from jaxmem.budget import Budget, is_auto, parse_budget
 from jaxmem.errors import InputError, RematWithoutEffect
 from jaxmem.policy import Policy, as_policy
+from jaxmem.remat._arguments import carrying_state
 from jaxmem.remat._checkpoint import checkpoint
 from jaxmem.remat._queries import watched
 from jaxmem.remat._wrap import CALL, wrap
@@ -34,7 +35,7 @@ def apply(
       target: a loss or another function of arrays, nnx objects and Python values; a `flax.linen` module or module
         class, or its `apply`; a `flax.nnx` module, module class or bound method.
       policy: a preset ("none", "full", "dots", ...), a `Policy`, or a budget of residuals ("auto:0.25", "auto:2GiB"),
-        which `remat.auto` spends value by value. A share is one of what a derivative by all arguments keeps.
+        which `remat.auto` spends value by value. A share is of what the derivative by all arguments keeps.
       static_argnames: array arguments to be passed by value.
       methods: of a module class or a linen module, those that are wrapped.
 
@@ -86,31 +87,16 @@ class _Layers(NamedTuple):
 
     def run(self, call: Callable, leaves: list, module: Any) -> Any:
         """`call(*leaves)`, where leaves are arrays and Flax objects; `module` is the linen module among them."""
-        objects = [leaf for leaf in leaves if is_nnx(leaf)]
+        holds_objects = any(map(is_nnx, leaves))
         if module is not None:
-            if objects:
+            if holds_objects:
                 raise InputError(
                     wanted="linen or nnx modules as arguments",
                     got="both",
                     do="Apply the policy to one of them.",
                 )
             return _lifted(self.over, call)(*leaves)
-        if not objects:
-            return self.over(call)(*leaves)
-        from flax import nnx
-
-        graph, state = nnx.split(objects)
-
-        def pure(state, *arrays):
-            objects = nnx.merge(graph, state)
-            inner, others = iter(objects), iter(arrays)
-            out = call(*[next(inner if is_nnx(leaf) else others) for leaf in leaves])
-            return out, nnx.state(objects)
-
-        pure.__name__ = call.__name__
-        out, state = self.over(pure)(state, *[leaf for leaf in leaves if not is_nnx(leaf)])
-        nnx.update(objects, state)
-        return out
+        return carrying_state(self.over, call, leaves) if holds_objects else self.over(call)(*leaves)
 
     def over(self, fn: Callable) -> Callable:
         """A function of pytrees of arrays with its layers under the policy."""

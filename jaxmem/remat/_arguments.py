@@ -53,6 +53,26 @@ def partition(fn: Callable, args: tuple, kwargs: dict, static_argnames: frozense
     return [leaf for leaf, p in zip(leaves, passes, strict=True) if p], rebuild
 
 
+def carrying_state(around: Callable[[Callable], Callable], call: Callable, leaves: list) -> Any:
+    """`around(call)(*leaves)`, where the state of nnx objects among the leaves goes in and comes out as a pytree."""
+    from flax import nnx
+
+    objects = [leaf for leaf in leaves if is_nnx(leaf)]
+    graph, state = nnx.split(objects)
+
+    def pure(*given):
+        *given, state = given
+        objects = nnx.merge(graph, state)
+        inner, others = iter(objects), iter(given)
+        out = call(*[next(inner if is_nnx(leaf) else others) for leaf in leaves])
+        return out, nnx.state(objects)
+
+    pure.__name__ = call.__name__
+    out, state = around(pure)(*[leaf for leaf in leaves if not is_nnx(leaf)], state)
+    nnx.update(objects, state)
+    return out
+
+
 def is_linen(x: Any, *kinds: str) -> bool:
     """Whether it is a linen module or variable, or one of `kinds`, with a scope of parameters that it reads."""
     return any(is_a(type(x), "flax.linen", kind) for kind in kinds or ("Module", "Variable")) and x.scope is not None

@@ -1,7 +1,6 @@
 """`examine`: does a policy do anything to a whole loss? A dry trace that names the reason where it does not."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxmem._compat import called_jaxprs, checkpoint_name_of, prevents_cse
-from jaxmem._shown import Shown
+from jaxmem._shown import JsonRecord
 from jaxmem.errors import RematWithoutEffect
 from jaxmem.policy import Policy, as_policy, matches
 from jaxmem.remat._queries import PolicyQueries, check_names
@@ -23,7 +22,7 @@ _NEARLY_ALL = 0.9  # a block that makes this share of a loss's values is the who
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Examination(Shown, identity=("blocks", "residuals", "names", "warnings")):
+class Examination(JsonRecord, identity=("blocks", "residuals", "names", "warnings")):
     """What a dry trace found.
 
     Args:
@@ -47,16 +46,13 @@ class Examination(Shown, identity=("blocks", "residuals", "names", "warnings")):
 
     def to_dict(self) -> dict[str, Any]:
         """What was found, JSON-ready."""
-        fields = {name: getattr(self, name) for name in ("blocks", "inside")}
         return {
             "residuals": self.residuals.to_dict(),
             "warnings": list(self.warnings),
             "names": list(self.names),
-        } | fields
-
-    def to_json(self) -> str:
-        """`to_dict` as indented JSON."""
-        return json.dumps(self.to_dict(), indent=2)
+            "blocks": self.blocks,
+            "inside": self.inside,
+        }
 
 
 def examine(loss: Callable, *args, policy: str | Policy, argnums: int | None = None) -> Examination:

@@ -1,11 +1,10 @@
 """`residuals`: what the forward pass of a function keeps for its backward pass, value by value."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import Any
 
-from jaxmem._shown import Brief, Shown
+from jaxmem._shown import Brief, JsonRecord
 from jaxmem.errors import InputError
 from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._checkpoint import checkpoint
@@ -40,7 +39,7 @@ class Residual(Brief):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ResidualTable(Shown, identity=("total_bytes", "host_bytes", "rows", "before", "provenance")):
+class ResidualTable(JsonRecord, identity=("total_bytes", "host_bytes", "rows", "before", "provenance")):
     """The residuals of a function, the largest first; modelled.
 
     Args:
@@ -85,10 +84,6 @@ class ResidualTable(Shown, identity=("total_bytes", "host_bytes", "rows", "befor
         fields = {"rows": [dataclasses.asdict(row) for row in self.rows], "provenance": self.provenance}
         fields |= {name: getattr(self, name) for name in ("total_bytes", "device_bytes", "host_bytes")}
         return fields | ({"before": self.before.to_dict()} if self.before is not None else {})
-
-    def to_json(self) -> str:
-        """`to_dict` as indented JSON."""
-        return json.dumps(self.to_dict(), indent=2)
 
 
 def residuals(fn: Callable, *args, argnums: int | None = None, policy: str | Policy | None = None) -> ResidualTable:

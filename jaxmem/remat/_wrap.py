@@ -9,7 +9,7 @@ import jax
 
 from jaxmem._flax import is_a, is_nnx
 from jaxmem.errors import InputError
-from jaxmem.remat._arguments import call_explained, is_linen, partition
+from jaxmem.remat._arguments import call_explained, carrying_state, is_linen, partition
 
 
 class Options(NamedTuple):
@@ -113,31 +113,17 @@ def _checkpoint(call: Callable, leaves: list, module, options: dict) -> Any:
       module: the linen module whose method or function it is, the first of the leaves; None where it is of none.
       options: for `jax.checkpoint`.
     """
-    objects = [leaf for leaf in leaves if is_nnx(leaf)]
+    holds_objects = any(map(is_nnx, leaves))
     if module is None:
-        if not objects:
+        if not holds_objects:
             return jax.checkpoint(call, **options)(*leaves)
         from flax import nnx
 
         return nnx.remat(call, **options)(*leaves)
     from flax import linen as nn
 
-    if not objects:
-        return nn.remat(call, **options)(*leaves)
-    from flax import nnx
-
-    graph, state = nnx.split(objects)
-
-    def pure(module, state, *others):
-        objects = nnx.merge(graph, state)
-        inner, others = iter(objects), iter((module, *others))
-        out = call(*[next(inner if is_nnx(leaf) else others) for leaf in leaves])
-        return out, nnx.state(objects)
-
-    others = [leaf for leaf in leaves[1:] if not is_nnx(leaf)]
-    out, state = nn.remat(pure, **options)(module, state, *others)
-    nnx.update(objects, state)
-    return out
+    lifted = functools.partial(nn.remat, **options)
+    return carrying_state(lifted, call, leaves) if holds_objects else lifted(call)(*leaves)
 
 
 def _bound(block: Callable, module) -> Callable:

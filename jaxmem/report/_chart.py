@@ -16,15 +16,16 @@ from jaxmem.remat import Frontier, FrontierPoint
 from jaxmem.report._page import fullest, in_order
 from jaxmem.report._views import label, style
 from jaxmem.report.differences import family
+from jaxmem.report.frontier import costs_of
 
 WIDTH, HEIGHT = 1000, 300
 _MOST_MOMENTS = 180
 _MOST_LOOPS = 12
 _NAMED_SHARE = 0.005
-_CAPACITY_SHOWN = 2.5  # a capacity of more than this times the largest value would flatten all bars
+_CAPACITY_SHOWN = 2.5  # a capacity of more than this times the largest value would flatten all bars,
+_CAPACITY_CHARTED = 1.4  # and of this a chart
 _LAYER_SHARE = 0.03  # of the peak
 _SHADES = ("0%", "20%", "36%", "50%", "62%", "72%")
-_CAPACITY_CHARTED = 1.4  # and a chart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,7 +182,8 @@ def frontier_chart(frontier: Frontier) -> dict[str, Any]:
         for point in points:
             left, bottom = at(point)
             side = "right" if left > 50 else "left"
-            spot = Spot(left=_percent(left), bottom=_percent(bottom), text=_point(point), side=side)
+            text = "\n".join(filter(None, (point.name, *costs_of(point))))
+            spot = Spot(left=_percent(left), bottom=_percent(bottom), text=text, side=side)
             there = found.setdefault((round(left), round(bottom / 4)), {"spots": [], "names": []})
             there["spots"].append(spot)
             there["names"].append(point.name)
@@ -208,12 +210,6 @@ def frontier_chart(frontier: Frontier) -> dict[str, Any]:
         "top": top,
         "what": what,
     }
-
-
-def _point(point: FrontierPoint) -> str:
-    recomputed = f"{format_flops(int(point.recompute_flops))} and {format_seconds(point.recompute_seconds)} recomputed"
-    sizes = f"{format_bytes(point.total_bytes)}, of these {format_bytes(point.kept_bytes)} kept"
-    return "\n".join(filter(None, (point.name, sizes, recomputed)))
 
 
 def _spot(left: float, right: float, text: str) -> Spot:

@@ -149,6 +149,15 @@ def comparison_view(rows: Sequence[MemoryReport]) -> dict[str, Any]:
     }
 
 
+def said_of(rows: Sequence[MemoryReport], field: str) -> list[tuple[str, str]]:
+    """Each sentence of `warnings` or `notes`, and the names of the rows that have it; "" where that is all of them."""
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        for sentence in getattr(row, field):
+            said.setdefault(sentence, []).append(row.name)
+    return [(sentence, "" if len(of) == len(rows) else ", ".join(of)) for sentence, of in said.items()]
+
+
 def frontier_points(comparison: Comparison) -> list[dict[str, Any]]:
     """What the plot of peak against recompute or time is drawn from."""
     fields = ("peak_bytes", "recompute_flops", "step_seconds", "fits")

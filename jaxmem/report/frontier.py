@@ -66,12 +66,14 @@ def frontier_figure(frontier: Frontier) -> "Figure":
     )
 
 
+def costs_of(point: FrontierPoint) -> tuple[str, str]:
+    """The bytes of a point, and what it recomputes, in words."""
+    recomputed = f"{format_flops(int(point.recompute_flops))} and {format_seconds(point.recompute_seconds)} recomputed"
+    return f"{format_bytes(point.total_bytes)}, of these {format_bytes(point.kept_bytes)} kept", recomputed
+
+
 def _hover(point: FrontierPoint) -> str:
-    name = f"<b>{point.name}</b><br>" if point.name else ""
-    return (
-        f"{name}{format_bytes(point.total_bytes)}, of these {format_bytes(point.kept_bytes)} kept<br>"
-        f"{format_flops(int(point.recompute_flops))} and {format_seconds(point.recompute_seconds)} recomputed"
-    )
+    return "<br>".join(filter(None, (point.name and f"<b>{point.name}</b>", *costs_of(point))))
 
 
 def render_frontier(frontier: Frontier) -> Group:

@@ -12,8 +12,9 @@ from jaxmem.analysis import Comparison, MemoryReport
 from jaxmem.remat import Frontier
 from jaxmem.report._chart import frontier_chart, scale_of, timeline_chart
 from jaxmem.report._from_rich import as_html
-from jaxmem.report._views import comparison_view, label, report_view, segments
-from jaxmem.report.differences import Diff, render_diff
+from jaxmem.report._views import comparison_view, label, report_view, said_of, segments
+from jaxmem.report.changes import render_diff
+from jaxmem.report.differences import Diff
 from jaxmem.report.frontier import render_frontier
 from jaxmem.report.html import asset, rendered
 
@@ -37,7 +38,7 @@ def report_body(report: MemoryReport) -> str:
         buffers=report.buffers[:_TOP],
         findings=report.findings[:_FINDINGS],
         more=report.findings[_FINDINGS:],
-        warnings=[(warning, "") for warning in report.warnings],
+        warnings=said_of([report], "warnings"),
     )
 
 
@@ -51,10 +52,6 @@ def comparison_body(comparison: Comparison) -> str:
     named = {label(kind) for row in rows for kind, size in row.by_kind if size >= _NAMED_SHARE * (row.peak_bytes or 0)}
     for row, report in zip(view["rows"], rows, strict=True):
         row["bar"] = segments(report, scale)
-    warnings: dict[str, list[str]] = {}
-    for row in rows:
-        for warning in row.warnings:
-            warnings.setdefault(warning, []).append(row.name)
     return rendered(
         "notebook.html.jinja",
         part="comparison",
@@ -65,9 +62,7 @@ def comparison_body(comparison: Comparison) -> str:
         capacity=_capacity(rows[0], scale) if shown else "",
         capacity_bytes=capacity,
         refused=comparison.refused,
-        warnings=[
-            (warning, "" if len(names) == len(rows) else ", ".join(names)) for warning, names in warnings.items()
-        ],
+        warnings=said_of(rows, "warnings"),
     )
 
 
@@ -93,11 +88,6 @@ def frontier_body(frontier: Frontier) -> str:
         chart=frontier_chart(frontier),
         tables=_safe(as_html(render_frontier(frontier))),
     )
-
-
-def body_of(drawn: Any) -> str:
-    """What rich prints, as HTML."""
-    return as_html(drawn)
 
 
 def wrapped(body: str) -> str:

@@ -1,14 +1,15 @@
 """What a forward pass keeps, and what a budget keeps of it, as rich renderables: tables of the largest values."""
 
 import os
-import re
 from collections.abc import Iterable
 
 from rich.console import Group
 from rich.text import Text
 
+from jaxmem._shown import array_type
 from jaxmem._units import format_bytes
 from jaxmem.remat import Residual, ResidualTable, Solution, SolvedValue
+from jaxmem.report.differences import family
 from jaxmem.report.terminal import table
 
 _SMALL = 1 / 500  # kinds of values below this share of the total are one line
@@ -76,7 +77,7 @@ def _alike(rows: Iterable[tuple[Residual | SolvedValue, Key, int]]) -> dict[Key,
     groups: dict[Key, _Alike] = {}
     for row, first, count in rows:
         host = " host" if isinstance(row, Residual) and row.memory == "host" else ""
-        shape = f"{row.dtype}[{','.join(map(str, row.shape))}]{host}"
+        shape = f"{array_type(row)}{host}"
         key = (*first, shape, row.name or "", row.op, os.path.basename(row.source))
         groups.setdefault(key, _Alike()).add(row.size_bytes, count, row.module)
     return groups
@@ -101,5 +102,5 @@ def common(modules: list[str]) -> str:
     distinct = sorted(set(modules))
     if len(distinct) == 1:
         return distinct[0]
-    starred = {re.sub(r"\d+", "*", module) for module in distinct}
+    starred = set(map(family, distinct))
     return starred.pop() if len(starred) == 1 else os.path.commonpath(starred) if all(starred) else ""

@@ -9,19 +9,21 @@ import importlib
 import io
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from jaxmem._cell import ipython_shell
 from jaxmem.analysis import Comparison, MemoryReport
 from jaxmem.analysis.oom import OomBuffer, OomExplanation
 from jaxmem.errors import InputError
 from jaxmem.remat import Examination, Frontier, FrontierPoint, Residual, ResidualTable, Solution, SolvedValue
 from jaxmem.report import notebook
-from jaxmem.report.differences import Diff, render_diff
+from jaxmem.report._from_rich import as_html
+from jaxmem.report.changes import render_diff
+from jaxmem.report.differences import Diff
 from jaxmem.report.exports import buffers_csv, comparison_csv, diff_csv, records_csv
 from jaxmem.report.frontier import frontier_figure as frontier_figure
 from jaxmem.report.frontier import render_frontier
@@ -79,7 +81,7 @@ def show(record: Any) -> None:
 def report_fragment(record: Any) -> str:
     """A piece of HTML for a notebook, with its own styles and without scripts."""
     form = _form(record)
-    return notebook.wrapped(form.body(record) if form.body else notebook.body_of(form.draw(record)))
+    return notebook.wrapped(form.body(record) if form.body else as_html(form.draw(record)))
 
 
 def save(record: Any, path: str | os.PathLike) -> None:
@@ -103,8 +105,7 @@ def save(record: Any, path: str | os.PathLike) -> None:
 
 def in_notebook() -> bool:
     """Whether this Python is the kernel of a notebook: Jupyter's, VS Code's or Colab's."""
-    ipython = sys.modules.get("IPython")
-    return getattr(ipython and ipython.get_ipython(), "kernel", None) is not None
+    return getattr(ipython_shell(), "kernel", None) is not None
 
 
 def _form(record: Any) -> Form:

@@ -12,7 +12,7 @@ from rich.text import Text
 from jaxmem._display import columns
 from jaxmem._units import format_bytes, format_share
 from jaxmem.analysis import Comparison, MemoryReport
-from jaxmem.report._views import label, numbers
+from jaxmem.report._views import label, numbers, said_of
 
 _BAR, _SHOWN_SHARE, _LARGEST, _FINDINGS = 30, 0.005, 8, 5
 _INDENT = 12  # characters, at most, of what continues a row
@@ -202,20 +202,11 @@ def _verdicts(rows: Sequence[MemoryReport]) -> Iterable[Text]:
 def _notes(rows: Sequence[MemoryReport]) -> list:
     said = "\n* modelled from the trace; the rest is from the compiler. Times are estimates."
     legend = Text(said, style="dim")
-    concerned: dict[str, list[str]] = {}
-    for row in rows:
-        for warning in row.warnings:
-            concerned.setdefault(warning, []).append(row.name)
-    good: dict[str, list[str]] = {}
-    for row in rows:
-        for note in row.notes:
-            good.setdefault(note, []).append(row.name)
     made = _grid("left")
-    for mark, style, sentences in (("!", "yellow", concerned), ("·", "dim", good)):
-        for sentence, names in sentences.items():
-            of = "" if len(names) == len(rows) else f"{', '.join(names)}: "
-            made.add_row(Text(mark, style=style), Text(of + sentence))
-    return [legend, made] if concerned or good else [legend]
+    for mark, style, field in (("!", "yellow", "warnings"), ("·", "dim", "notes")):
+        for sentence, names in said_of(rows, field):
+            made.add_row(Text(mark, style=style), Text(f"{names}: {sentence}" if names else sentence))
+    return [legend, made] if made.row_count else [legend]
 
 
 def _grid(justify) -> Table:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Group
 from rich.text import Text
 
+from jaxmem._shown import array_type
 from jaxmem.remat import Examination
 from jaxmem.report.residuals import render_residuals
 from jaxmem.report.terminal import table
@@ -64,9 +65,8 @@ def render_equivalence(found: Equivalence) -> Group:
     )
     made = table(("error", "leaf", "value", "got", "expected", "at"), right=("error", "got", "expected"))
     for leaf in found[:_WORST]:
-        shape = f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-        at = ", ".join(map(str, leaf.index))
-        cells = (f"{leaf.relative_error:.1e}", leaf.path, shape, f"{leaf.got:.6g}", f"{leaf.expected:.6g}", at)
+        what, at = array_type(leaf), ", ".join(map(str, leaf.index))
+        cells = (f"{leaf.relative_error:.1e}", leaf.path, what, f"{leaf.got:.6g}", f"{leaf.expected:.6g}", at)
         made.add_row(*map(Text, cells))
     more = len(found) - _WORST
     rest = [Text(f"and {more:,} more leaves, which are nearer", style="dim")] if more > 0 else []

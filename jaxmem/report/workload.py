@@ -6,7 +6,7 @@ import jax
 from rich.console import Group
 from rich.text import Text
 
-from jaxmem._shown import arrays_in_words, is_array, name_of
+from jaxmem._shown import array_type, arrays_in_words, is_array, name_of
 from jaxmem.report.terminal import table
 from jaxmem.train import make_train_step
 from jaxmem.workload import Workload, optimizer_name, path_string
@@ -43,4 +43,4 @@ def _parts(made: Any, rows: list[tuple[str, str]]) -> None:
 
 
 def _shape(leaf: Any) -> str:
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" if is_array(leaf) else type(leaf).__name__
+    return array_type(leaf) if is_array(leaf) else type(leaf).__name__

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 
-from jaxmem._blame import is_own_fault, reason
+from jaxmem._blame import noting_refusal
 from jaxmem.analysis import Comparison, MemoryReport
 from jaxmem.analysis._compare import versions
 from jaxmem.analysis._progress import Progress, on_terminal
@@ -55,13 +55,8 @@ def try_cures(
     with contextlib.nullcontext(progress) if progress else on_terminal(list(texts)) as tell:
         for name, text in texts.items():
             tell(name, "compiling")
-            try:
+            with noting_refusal(refused, name):
                 made = analyze(workload, MemoryConfig.from_json(text), target=target)
-            except Exception as error:
-                if is_own_fault(error):
-                    raise
-                refused.append((name, reason(error)))
-            else:
                 rows.append(dataclasses.replace(made, name=name))
             tell(name, "done")
     return Comparison(rows=tuple(rows), target=first.target, versions=versions(), refused=tuple(refused))

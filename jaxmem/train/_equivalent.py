@@ -1,14 +1,13 @@
 """`assert_equivalent`: a configuration against the plain step, on the user's own model and batch."""
 
 import dataclasses
-import json
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmem._shown import Shown
+from jaxmem._shown import JsonRecord
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, NotEquivalentError, RematWarning
 from jaxmem.train._leaves import LeafDifference, leaf_differences, table
@@ -19,7 +18,7 @@ from jaxmem.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Equivalence(Shown, Sequence, identity=("worst_error", "tolerance", "dtype", "leaves", "reference")):
+class Equivalence(JsonRecord, Sequence, identity=("worst_error", "tolerance", "dtype", "leaves", "reference")):
     """A config whose gradients are the plain step's; a sequence of its `leaves`.
 
     Args:
@@ -49,10 +48,6 @@ class Equivalence(Shown, Sequence, identity=("worst_error", "tolerance", "dtype"
         """All fields and the worst error, JSON-ready."""
         leaves = [{**dataclasses.asdict(leaf), "got": str(leaf.got), "expected": str(leaf.expected)} for leaf in self]
         return {**dataclasses.asdict(self), "leaves": leaves, "worst_error": self.worst_error}
-
-    def to_json(self) -> str:
-        """`to_dict` as indented JSON."""
-        return json.dumps(self.to_dict(), indent=2)
 
 
 def assert_equivalent(

@@ -4,13 +4,13 @@ import collections
 import dataclasses
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from jaxmem._blame import warn
 from jaxmem._cell import shortening
 from jaxmem.errors import (
     InputError,
@@ -21,7 +21,7 @@ from jaxmem.errors import (
     TooManySkippedWindows,
     WorkloadError,
 )
-from jaxmem.train._loop_io import LINE_SECONDS, Interrupts, MetricsFile, Progress
+from jaxmem.train._loop_io import LINE_SECONDS, Interrupts, MetricsFile, Progress, batches_of
 from jaxmem.train._loop_memory import LoopMemory, Watch
 from jaxmem.train._state import check_alive
 from jaxmem.workload import path_string
@@ -142,9 +142,9 @@ def run_loop(
     check_alive(state)
     if max_skipped != MAX_SKIPPED and getattr(state, "loss_scale", None) is None:
         message = f"max_skipped={max_skipped} does nothing, as windows are skipped under a loss scale only."
-        warnings.warn(message, SettingWarning, stacklevel=3)
+        warn(message, SettingWarning)
     first = int(state.window)
-    batches = _batches(data, first, num_steps)
+    batches = batches_of(data, first, num_steps)
     stopped, record, metrics = "data ended", {}, None
     in_flight = collections.deque()
     window = first - 1
@@ -269,33 +269,6 @@ def _number(value):
     """A float, or nested lists of floats for a metric that is not a scalar."""
     array = np.asarray(value, dtype=np.float64)
     return float(array) if array.ndim == 0 else array.tolist()
-
-
-def _batches(data, first: int, num_steps: int) -> Iterator:
-    """The batches of windows `first`, `first + 1`, …: at most `num_steps` of them are fetched."""
-    if data is None:
-        raise WorkloadError(
-            wanted="data to train on: an iterable of batches, or a function window_index -> batch",
-            got="None",
-            do="Pass Workload(..., data=...), or the data argument of train_loop.",
-        )
-    if isinstance(data, (Mapping, str, bytes)):  # iterating over one gives its keys
-        raise WorkloadError(
-            wanted="data to be an iterable of batches or a function window_index -> batch",
-            got=f"a {type(data).__name__}",
-            do="To train on one batch over and over, pass lambda window: batch.",
-        )
-    if hasattr(data, "__iter__") or hasattr(data, "__next__"):
-        iterator = iter(data)
-        # range comes first in zip: after the last window no batch is taken from the iterator in vain.
-        return (batch for _, batch in zip(range(num_steps), iterator, strict=False))
-    if callable(data):
-        return (data(window) for window in range(first, first + num_steps))
-    raise WorkloadError(
-        wanted="data to be an iterable of batches or a function window_index -> batch",
-        got=f"a {type(data).__name__}",
-        do="Wrap it in one of these.",
-    )
 
 
 def _check_given(step: Any, state: Any) -> None:

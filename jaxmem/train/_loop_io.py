@@ -1,4 +1,4 @@
-"""What the training loop touches outside the device: the metrics file, how far it is, Ctrl-C."""
+"""What the training loop touches outside the device: data, the metrics file, how far it is, Ctrl-C."""
 
 import json
 import math
@@ -7,6 +7,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping
+
+from jaxmem.errors import WorkloadError
 
 
 class MetricsFile:
@@ -172,3 +175,30 @@ def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def batches_of(data, first: int, num_steps: int) -> Iterator:
+    """The batches of windows `first`, `first + 1`, …: at most `num_steps` of them are fetched."""
+    if data is None:
+        raise WorkloadError(
+            wanted="data to train on: an iterable of batches, or a function window_index -> batch",
+            got="None",
+            do="Pass Workload(..., data=...), or the data argument of train_loop.",
+        )
+    if isinstance(data, (Mapping, str, bytes)):  # iterating over one gives its keys
+        raise WorkloadError(
+            wanted="data to be an iterable of batches or a function window_index -> batch",
+            got=f"a {type(data).__name__}",
+            do="To train on one batch over and over, pass lambda window: batch.",
+        )
+    if hasattr(data, "__iter__") or hasattr(data, "__next__"):
+        iterator = iter(data)
+        # range comes first in zip: after the last window no batch is taken from the iterator in vain.
+        return (batch for _, batch in zip(range(num_steps), iterator, strict=False))
+    if callable(data):
+        return (data(window) for window in range(first, first + num_steps))
+    raise WorkloadError(
+        wanted="data to be an iterable of batches or a function window_index -> batch",
+        got=f"a {type(data).__name__}",
+        do="Wrap it in one of these.",
+    )

@@ -1,12 +1,12 @@
 """The memory that training takes on this machine, measured beside what its step was compiled to need."""
 
 import dataclasses
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 
+from jaxmem._blame import warn
 from jaxmem._units import format_bytes
 from jaxmem.analysis import analyze
 from jaxmem.analysis._sizes import shard_bytes
@@ -141,7 +141,7 @@ class Watch:
         fullest = max(seen, key=lambda memory: memory.measured_bytes, default=None)
         if fullest is not None and not self._warned and (surprise := fullest.surprise):
             self._warned = True
-            warnings.warn(surprise, MemoryWarning, stacklevel=5)  # the caller of train_loop
+            warn(surprise, MemoryWarning)
         return fullest
 
     def _compared(self, before: DeviceMemory, now: DeviceMemory) -> LoopMemory:

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from jaxmem import accumulate, precision, remat
 from jaxmem._signatures import declares
+from jaxmem._trainable import nothing_trained, select_paths
 from jaxmem.config import Memory, MemoryConfig
 from jaxmem.errors import ConfigError, PrecisionWithoutEffect
 from jaxmem.remat.auto import ResidualPlan
 from jaxmem.remat.blocks import at_blocks
-from jaxmem.workload import Workload, nothing_trained, path_string, select_paths
+from jaxmem.workload import Workload, path_string
 
 
 def configured_loss(

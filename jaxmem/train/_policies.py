@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import remat
-from jaxmem._flax import is_a
+from jaxmem._flax import is_nnx_object
 from jaxmem.analysis import Program, as_program, kinds_by_path
 from jaxmem.analysis._call import Called
 from jaxmem.budget import is_auto, parse_budget
@@ -38,6 +38,7 @@ class PolicyVariant:
         under = remat.apply(loss_fn, self.policy)
         program = as_program(_gradient(under, has_aux, args), *args, name=name, target=target)
         budget = isinstance(self.policy, str) and is_auto(self.policy)
+        kinds = None if is_nnx_object(args[0]) else ["parameters", *["batch"] * (len(args) - 1)]
 
         def kept_bytes(loss: Callable) -> int:
             with on_target(target):
@@ -45,7 +46,7 @@ class PolicyVariant:
 
         return dataclasses.replace(
             program,
-            kind_of=None if _is_nnx(args[0]) else kinds_by_path(["parameters", *["batch"] * (len(args) - 1)], loss_fn),
+            kind_of=kinds_by_path(kinds, loss_fn),
             remat=str(self.policy),
             saved_residual_bytes=lambda: kept_bytes(under),
             # A budget may be enough to keep everything.
@@ -70,7 +71,7 @@ def _gradient(loss_fn: Callable, has_aux: bool, args: tuple) -> Callable:
 
     value.__name__ = getattr(loss_fn, "__name__", "loss")
     value.__wrapped__ = loss_fn  # pyright: ignore[reportFunctionMemberAccess]  for the names of arguments
-    if not _is_nnx(args[0]):
+    if not is_nnx_object(args[0]):
         return jax.value_and_grad(value, has_aux=has_aux)
     from flax import nnx
 
@@ -84,19 +85,19 @@ def _differentiated(loss_fn: Callable, has_aux: bool, args: tuple) -> tuple:
         out = loss_fn(*args)
         return _scalar(out[0] if has_aux else out)
 
-    if not _is_nnx(args[0]):
+    if not is_nnx_object(args[0]):
         return value, *args
     from flax import nnx
 
-    objects = [x for x in args[1:] if _is_nnx(x)]
+    objects = [x for x in args[1:] if is_nnx_object(x)]
     graph, params, rest = nnx.split([args[0], *objects], nnx.Param, ...)
 
     def of_state(params, rest, arrays):
         model, *others = nnx.merge(graph, params, rest, copy=True)  # else of an outer trace
         given, left = iter(others), iter(arrays)
-        return value(model, *[next(given if _is_nnx(x) else left) for x in args[1:]])
+        return value(model, *[next(given if is_nnx_object(x) else left) for x in args[1:]])
 
-    return of_state, params, rest, [x for x in args[1:] if not _is_nnx(x)]
+    return of_state, params, rest, [x for x in args[1:] if not is_nnx_object(x)]
 
 
 def _has_aux(loss_fn: Callable, args: tuple, shown: Callable) -> bool:
@@ -110,7 +111,7 @@ def _has_aux(loss_fn: Callable, args: tuple, shown: Callable) -> bool:
     wanted = "a loss of (params, ...), since a policy acts where gradients are taken"
     if not args:
         raise InputError(wanted=wanted, got=f"no arguments of {name}", do=do)
-    if not _is_nnx(args[0]):
+    if not is_nnx_object(args[0]):
         for path, leaf in jax.tree_util.tree_leaves_with_path(args[0]):
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
                 where = jax.tree_util.keystr(path)
@@ -157,7 +158,3 @@ def _without_static(fn: Callable, args: tuple) -> tuple[Callable, tuple]:
 
 def _is_function(x: Any) -> bool:
     return callable(x) and jax.tree_util.all_leaves([x])
-
-
-def _is_nnx(x: Any) -> bool:
-    return is_a(type(x), "flax.nnx", "Pytree")

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jaxmem._miscompilations import told
+from jaxmem._shown import array_type
 from jaxmem.analysis import (
     MemoryReport,
     Program,
@@ -69,13 +70,9 @@ def _settings(spec: StepSpec, batch: Any, target: Target) -> dict[str, str]:
     fields = jax.tree_util.tree_leaves_with_path(dataclasses.asdict(spec.config))
     config = {".".join(str(key.key) for key in path if hasattr(key, "key")): str(leaf) for path, leaf in fields}
     leaves = jax.tree_util.tree_leaves_with_path(batch)[:_MOST_LEAVES]
-    shapes = {f"batch{jax.tree_util.keystr(path)}": f"{leaf.dtype}[{_joined(leaf.shape)}]" for path, leaf in leaves}
+    shapes = {f"batch{jax.tree_util.keystr(path)}": array_type(leaf) for path, leaf in leaves}
     options = {name: str(value) for name, value in (spec.compiler_options(target.platform) or {}).items()}
     return config | shapes | options
-
-
-def _joined(shape: tuple[int, ...]) -> str:
-    return ",".join(map(str, shape))
 
 
 def _local_shape(leaf: Any) -> tuple[int, ...]:

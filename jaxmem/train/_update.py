@@ -11,13 +11,14 @@ import optax
 
 from jaxmem import accumulate, precision
 from jaxmem._scopes import OPTIMIZER_SCOPE
+from jaxmem._trainable import select_paths
 from jaxmem.train import _reduction, _remat, _skip
 from jaxmem.train._lever import with_own_metrics
 from jaxmem.train._loss import check_precision, merge, partition, state_reductions
 from jaxmem.train._optimizer import optimizer_of
 from jaxmem.train._spec import StepSpec, like_given, with_sharding
 from jaxmem.train._state import TrainState, check_state
-from jaxmem.workload import is_creator, select_paths
+from jaxmem.workload import is_creator
 
 # In the order in which they stand round the update, the innermost first.
 LEVERS = (_reduction.LEVER, _remat.LEVER, _skip.LEVER)

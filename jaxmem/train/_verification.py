@@ -1,10 +1,9 @@
 """What `verify` found: each promise of a config, with its verdict."""
 
 import dataclasses
-import json
 from typing import Any, Literal
 
-from jaxmem._shown import Brief, Shown
+from jaxmem._shown import Brief, JsonRecord
 
 Verdict = Literal["pass", "fail", "uncertain"]
 
@@ -26,7 +25,7 @@ class Check(Brief):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Verification(Shown, identity=("name", "target", "verdict", "gradient_error", "reference")):
+class Verification(JsonRecord, identity=("name", "target", "verdict", "gradient_error", "reference")):
     """A configured step against its plain reference. None where a number is not known or was not asked for.
 
     Args:
@@ -100,7 +99,3 @@ class Verification(Shown, identity=("name", "target", "verdict", "gradient_error
         fields = dataclasses.asdict(self)
         fields |= {"checks": list(fields["checks"]), "notes": list(self.notes)}
         return {"verdict": self.verdict, **fields}
-
-    def to_json(self) -> str:
-        """`to_dict` as indented JSON."""
-        return json.dumps(self.to_dict(), indent=2)

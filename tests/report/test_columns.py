@@ -11,7 +11,8 @@ from jaxmem._display import column, columns, record
 from jaxmem.analysis import Buffer, Comparison, MemoryReport, ReportReadError
 from jaxmem.analysis._json import record_schema
 from jaxmem.report import html_report, render_comparison, render_report
-from jaxmem.report.differences import diff, render_diff
+from jaxmem.report.changes import render_diff
+from jaxmem.report.differences import diff
 from tests.report import samples
 from tests.report.test_html import data_of
 

@@ -6,7 +6,8 @@ import pytest
 
 from jaxmem.analysis import MemoryReport, Setting
 from jaxmem.report import html_report
-from jaxmem.report.differences import diff, render_diff
+from jaxmem.report.changes import render_diff
+from jaxmem.report.differences import diff
 from tests.report import samples
 from tests.report.test_columns import shown
 

@@ -84,8 +84,9 @@ def test_blocks_with_nothing_to_recompute_are_said(block):
 
 def test_a_limit_of_skipped_windows_without_a_loss_scale_is_said():
     step = make_train_step(work())
-    with pytest.warns(SettingWarning, match="max_skipped=3 does nothing"):
+    with pytest.warns(SettingWarning, match="max_skipped=3 does nothing") as caught:
         train_loop(step, step.init(), lambda window: BATCH, 1, progress=False, max_skipped=3)
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("trainable", ["adaptor", lambda path, leaf: False, {"adapter": False, "base": False}])

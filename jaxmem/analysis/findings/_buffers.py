@@ -58,8 +58,7 @@ def undonated(kept: Sequence[Undonated], asked: Asked) -> list[Finding]:
                 f"{each.argument}: {format_bytes(each.size_bytes)} of {', '.join(each.kinds).replace('_', ' ')}"
                 for each in kept
             ),
-            cure=cure.python,
-            shell=cure.shell,
+            **cure.fields,
         )
     ]
 
@@ -79,8 +78,7 @@ def small_share(asked: Asked) -> list[Finding]:
             size_bytes=gain,
             title=f"JAX is given {format_bytes(asked.capacity_bytes)} of the GPU's {format_bytes(chip.hbm_bytes)}: a "
             "larger share would hold the peak",
-            cure=cure.python,
-            shell=cure.shell,
+            **cure.fields,
         )
     ]
 
@@ -126,8 +124,7 @@ def random_bits(activations: Sequence[Buffer], asked: Asked) -> list[Finding]:
             title=f"{len(group)} buffers of random bits, for dropout or the like"
             + within(common([b.layer for b in group])),
             evidence=names(group),
-            cure=cure.python,
-            shell=cure.shell,
+            **cure.fields,
         )
     ]
 

@@ -42,9 +42,7 @@ def kept_for_backward(
             title=f"{len(kept)} values of the forward pass wait for the backward pass"
             + within(common([b.layer for b in kept])),
             evidence=names(kept),
-            cure=cure.python,
-            shell=cure.shell,
-            configs=cure.configs,
+            **cure.fields,
         )
     ]
 

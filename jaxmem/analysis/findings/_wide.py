@@ -24,9 +24,7 @@ def wide(activations: Sequence[Buffer], module: Module, asked: Asked) -> list[Fi
                 estimated=True,
                 title=f"{format_bytes(size)} of activations are computed in {floats[0].shape.split('[')[0]}",
                 evidence=names(sorted(floats, key=lambda b: -b.size_bytes)),
-                cure=cure.python,
-                shell=cure.shell,
-                configs=cure.configs,
+                **cure.fields,
             )
         ]
     found = []
@@ -78,8 +76,7 @@ def computed_wide(activations: Sequence[Buffer], origins: Mapping[str, Origin], 
             estimated=True,
             title=f"XLA:CPU keeps {len(narrow)} arrays of 16-bit floats in float32: a TPU or GPU does not",
             evidence=names(sorted(narrow, key=lambda b: -b.size_bytes)),
-            cure=cure.python,
-            shell=cure.shell,
+            **cure.fields,
         )
     ]
 

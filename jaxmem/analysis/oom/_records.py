@@ -1,10 +1,9 @@
 """What an out-of-memory text says, as plain records."""
 
 import dataclasses
-import json
 from typing import Any, Literal
 
-from jaxmem._shown import Brief, Shown
+from jaxmem._shown import Brief, JsonRecord
 
 MemoryName = Literal["hbm", "host", "vmem", "smem"]
 Backend = Literal["tpu", "gpu", "cpu", "host"]
@@ -73,7 +72,7 @@ class OomAdvice(Brief):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OomExplanation(
-    Shown, identity=("backend", "memory", "when", "requested_bytes", "limit_bytes", "program", "headline")
+    JsonRecord, identity=("backend", "memory", "when", "requested_bytes", "limit_bytes", "program", "headline")
 ):
     """The out-of-memory that ended the program.
 
@@ -134,7 +133,3 @@ class OomExplanation(
         asked = self.requested_buffer
         more = {"missing_bytes": self.missing_bytes, "requested_buffer": asked and dataclasses.asdict(asked)}
         return {**dataclasses.asdict(self), **more}
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=2)

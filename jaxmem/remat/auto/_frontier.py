@@ -1,16 +1,15 @@
 """`frontier`: what every budget would buy, with a bound, beside JAX's own policies."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from jaxmem._blame import is_own_fault, reason, whole_tracebacks
+from jaxmem._blame import noting_refusal
 from jaxmem._display import renderers
-from jaxmem._shown import Brief, Shown
+from jaxmem._shown import Brief, JsonRecord
 from jaxmem.remat._checkpoint import checkpoint_unchecked
 from jaxmem.remat.auto._assignment import Assignment, plain, smallest, standard
 from jaxmem.remat.auto._auto import check_function, check_objective
@@ -49,7 +48,7 @@ class FrontierPoint(Brief):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Frontier(Shown, identity=("points", "policies", "objective", "provenance")):
+class Frontier(JsonRecord, identity=("points", "policies", "objective", "provenance")):
     """The curve of memory against recomputation; modelled.
 
     Args:
@@ -69,9 +68,9 @@ class Frontier(Shown, identity=("points", "policies", "objective", "provenance")
         """A plotly figure of bytes against price; `.figure().write_html("frontier.html")` is a page of it."""
         return renderers().frontier_figure(self)
 
-    def to_json(self) -> str:
-        """All fields as indented JSON."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, JSON-ready."""
+        return dataclasses.asdict(self)
 
 
 def frontier(
@@ -122,13 +121,8 @@ def frontier(
                 found.append(better)
         policies, refused = [], []
         for name, choice in standard(problem, objective=objective).items():
-            try:
-                with whole_tracebacks():
-                    policies.append(_of_policy(program, name, choice, rates))
-            except Exception as error:
-                if is_own_fault(error):
-                    raise
-                refused.append((name, reason(error)))
+            with noting_refusal(refused, name):
+                policies.append(_of_policy(program, name, choice, rates))
         return Frontier(
             points=tuple(map(_point, found)), policies=tuple(policies), objective=objective, refused=tuple(refused)
         )

@@ -2,11 +2,10 @@
 
 import dataclasses
 import itertools
-import json
 import math
 from typing import Any
 
-from jaxmem._shown import Brief, Shown
+from jaxmem._shown import Brief, JsonRecord
 from jaxmem._source import source_line
 from jaxmem._units import format_bytes, format_seconds
 from jaxmem.policy import Policy
@@ -67,7 +66,7 @@ class Anchor(Brief):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Solution(
-    Shown, identity=("budget_bytes", "kept_bytes", "plain_bytes", "working_bytes", "recompute_seconds", "promise")
+    JsonRecord, identity=("budget_bytes", "kept_bytes", "plain_bytes", "working_bytes", "recompute_seconds", "promise")
 ):
     """What a budget buys; modelled.
 
@@ -139,10 +138,6 @@ class Solution(
     def to_dict(self) -> dict[str, Any]:
         """All fields, JSON-ready."""
         return dataclasses.asdict(self)
-
-    def to_json(self) -> str:
-        """`to_dict` as indented JSON."""
-        return json.dumps(self.to_dict(), indent=2)
 
     @property
     def summary(self) -> str:
