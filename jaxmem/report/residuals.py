@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from rich.console import Group
 from rich.text import Text
 
+from jaxmem._source import short_place
 from jaxmem._units import format_bytes
 from jaxmem.remat import Residual, ResidualTable, Solution, SolvedValue
 from jaxmem.report.terminal import table
@@ -77,7 +78,7 @@ def _alike(rows: Iterable[tuple[Residual | SolvedValue, Key, int]]) -> dict[Key,
     for row, first, count in rows:
         host = " host" if isinstance(row, Residual) and row.memory == "host" else ""
         shape = f"{row.dtype}[{','.join(map(str, row.shape))}]{host}"
-        key = (*first, shape, row.name or "", row.op, os.path.basename(row.source))
+        key = (*first, shape, row.name or "", row.op, short_place(row.source))
         groups.setdefault(key, _Alike()).add(row.size_bytes, count, row.module)
     return groups
 

@@ -5,6 +5,7 @@ import math
 
 from jaxmem import remat
 from jaxmem._blame import warn
+from jaxmem._source import short_place
 from jaxmem._units import format_bytes
 from jaxmem.errors import RematWarning
 from jaxmem.objective import LossOutput
@@ -103,7 +104,8 @@ def _left(found: remat.Examination) -> list[str]:
     left, kept = sum(row.size_bytes for row in outside), found.residuals.device_bytes
     if left < _WORTH_SAYING * kept:
         return []
-    named = [f"{format_bytes(row.size_bytes)} {row.op} ({row.source or row.module or '-'})" for row in outside[:3]]
+    places = [short_place(row.source) or row.module or "-" for row in outside[:3]]
+    named = [f"{format_bytes(row.size_bytes)} {row.op} ({at})" for row, at in zip(outside, places, strict=False)]
     return [
         f"full leaves {format_bytes(left)} of its {format_bytes(kept)} of residuals outside of blocks, the largest "
         f"{', '.join(named)}: a budget of bytes may choose among these, too."

@@ -374,3 +374,16 @@ def test_random_keys_in_a_batch_are_allowed():
 def test_a_function_that_takes_no_memory_is_no_maker_of_modules():
     with pytest.raises(WorkloadError, match="memory -> module"):
         Workload.from_linen(lambda: nn.Dense(3), lambda model, x: model(x).mean(), X, SGD)
+
+
+def test_a_workload_calls_the_loss_as_its_user_does():
+    def squares(model, batch):
+        return jnp.mean(model(batch) ** 2)
+
+    def remembering(model, batch, *, memory):
+        return squares(model, batch)
+
+    network = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    for loss, name in ((squares, "squares"), (remembering, "remembering"), (functools.partial(squares), "partial")):
+        assert f"loss={name} " in repr(Workload.from_nnx(network, loss, X, SGD))
+        assert f"loss={name} " in repr(Workload.from_linen(nn.Dense(3), loss, X, SGD))
