@@ -387,3 +387,9 @@ def test_a_workload_calls_the_loss_as_its_user_does():
     for loss, name in ((squares, "squares"), (remembering, "remembering"), (functools.partial(squares), "partial")):
         assert f"loss={name} " in repr(Workload.from_nnx(network, loss, X, SGD))
         assert f"loss={name} " in repr(Workload.from_linen(nn.Dense(3), loss, X, SGD))
+
+
+def test_the_state_of_an_nnx_step_is_told_by_its_shapes():
+    network = nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.1, rngs=nnx.Rngs(0)))
+    state = make_train_step(Workload.from_nnx(network, lambda model, x: jnp.mean(model(x)), X, SGD)).init()
+    assert "params=2 arrays of 12 numbers, 48 B" in repr(state) and "<State>" not in repr(state)
