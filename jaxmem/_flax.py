@@ -9,6 +9,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+from jaxmem._shown import name_of
 from jaxmem._signatures import call_loss, check_loss, declares
 from jaxmem.config import Memory
 from jaxmem.errors import StateError, WorkloadError
@@ -58,7 +59,7 @@ def linen_fields(module, loss_fn, batch, rng_streams: tuple[str, ...]) -> dict:
         return with_state(output, {**state, **updated})
 
     return {
-        "loss_fn": _declare_memory(loss, not is_module or declares(loss_fn, "memory")),
+        "loss_fn": _declared(loss, loss_fn, uses_memory=not is_module or declares(loss_fn, "memory")),
         "params": lambda key: init(key).get("params", {}),
         "state": lambda key: {name: value for name, value in init(key).items() if name != "params"},
     }
@@ -97,7 +98,8 @@ def nnx_fields(model, loss_fn, wrt) -> dict:
         output = call_loss(loss_fn, model, batch, rng=rng, memory=memory)
         return with_state(output, split(model)[2])
 
-    return {"loss_fn": _declare_memory(loss, declares(loss_fn, "memory")), "params": params, "state": state}
+    declared = _declared(loss, loss_fn, uses_memory=declares(loss_fn, "memory"))
+    return {"loss_fn": declared, "params": params, "state": state}
 
 
 def _has_field(cls: type, name: str) -> bool:
@@ -168,15 +170,15 @@ def _check_collections(updated, state) -> None:
             )
 
 
-def _declare_memory(loss, uses_memory: bool):
-    """The loss as it is, or one that does not declare `memory`, for models that know nothing of it."""
-    if uses_memory:
-        return loss
+def _declared(loss, of, *, uses_memory: bool):
+    """The loss under the name of the user's; it declares `memory` only if the model or the user's loss asks for it."""
 
     def loss_without_memory(params, batch, *, rng, state):
         return loss(params, batch, rng=rng, state=state, memory=Memory())
 
-    return loss_without_memory
+    declared = loss if uses_memory else loss_without_memory
+    declared.__name__ = declared.__qualname__ = name_of(of)  # `functools.wraps` would show the signature of `of`, too
+    return declared
 
 
 def with_state(output, state) -> LossOutput:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from jaxmem._display import in_words, renderers
@@ -193,7 +194,7 @@ def _joined(value: Any, texts: list) -> str:
 
 
 def _of_arrays(value: Any) -> str:
-    if not isinstance(value, tuple | list | dict) and not dataclasses.is_dataclass(value):
+    if not isinstance(value, tuple | list | Mapping) and not dataclasses.is_dataclass(value):
         return ""
     import jax
 
@@ -202,7 +203,7 @@ def _of_arrays(value: Any) -> str:
 
 
 def _count(value: Any) -> str:
-    if isinstance(value, tuple | list | dict | set | frozenset):
+    if isinstance(value, tuple | list | Mapping | set | frozenset):
         return f"({len(value)} value{'s' if len(value) != 1 else ''})"
     return ""
 

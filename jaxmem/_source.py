@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import os
 import re
+import sys
 import sysconfig
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ _PYTHON = re.compile(r"/lib(?:64)?/python\d\.\d+/")
 _FRAME = re.compile(r"(.+?):(\d+)(?:[:\-][\d:\-]*)? \(")  # "FILE:LINE:COLUMN (FUNCTION)"
 _SCRIPTS = sysconfig.get_path("scripts") + os.sep  # a command's own, which only calls a package
 _CELL = "<ipython-input-"
+_NUMBERED = re.compile(r"ipython-input-(\d{1,5})-")  # of IPython before 8, and of Colab
 _NO_FILES = ("<frozen ", "<__array_function__", "<decorator-gen")  # not "<string>" or "<ipython-input-…>", the user's
 
 
@@ -83,6 +85,30 @@ def source_line(*equations: "JaxprEqn") -> str:
                 return f"{frame[1]}:{frame[2]}"
             innermost = innermost or frame.groups()
     return ":".join(innermost)
+
+
+def short_name(path: str) -> str:
+    """What people call a file: its name without folders; of a notebook's cell its number, such as In[3].
+
+    >>> short_name("/home/me/train.py"), short_name("<ipython-input-3-0123456789ab>"), short_name("")
+    ('train.py', 'In[3]', '')
+    """
+    ipython = sys.modules.get("IPython")
+    compiler = getattr(ipython and ipython.get_ipython(), "compile", None)
+    if named := getattr(compiler, "format_code_name", lambda path: None)(path):
+        return named[1]  # of ("Cell", "In[3]")
+    found = _NUMBERED.search(path)
+    return f"In[{found[1]}]" if found else os.path.basename(path)
+
+
+def short_place(place: str) -> str:
+    """FILE:LINE as tables and sentences have it: "train.py:3", or "In[3]:1" in a notebook.
+
+    >>> short_place("/home/me/train.py:3")
+    'train.py:3'
+    """
+    file, colon, line = place.rpartition(":")
+    return f"{short_name(file)}{colon}{line}"
 
 
 def is_users(path: str) -> bool:

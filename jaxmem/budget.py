@@ -21,12 +21,20 @@ class Budget:
     share: float | None = None
 
     def __str__(self) -> str:
-        """The budget in the largest exact unit, as `parse_budget` reads it."""
+        """The budget in the largest exact unit, as `parse_budget` reads it.
+
+        >>> str(parse_budget("1.1GiB")), str(parse_budget("1536MiB")), str(parse_budget("1000003B"))
+        ('1.1GiB', '1536MiB', '1000003B')
+        """
         if self.bytes is None:
             return repr(self.share)
-        for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-            if self.bytes and self.bytes % size == 0:
+        units = [(unit, size) for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if self.bytes >= size]
+        for unit, size in units:
+            if self.bytes % size == 0:
                 return f"{self.bytes // size}{unit}"
+        for unit, size in units:
+            if int(round(self.bytes / size, 2) * size) == self.bytes:
+                return f"{round(self.bytes / size, 2)}{unit}"
         return f"{self.bytes}B"
 
 

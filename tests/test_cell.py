@@ -25,6 +25,14 @@ jaxmem.analyze(Workload(broken, workload.params, workload.batch, optax.sgd(0.1))
     "jax": "jaxmem.analyze(jnp.dot, jnp.ones((2, 3)), jnp.ones((2, 3)), target='cpu')",
     "compare": "jaxmem.compare({'a': lambda x: jnp.dot(x, jnp.ones(9))}, jnp.ones(3), target='cpu')",
     "batch": "step = jaxmem.make_train_step(workload)\nstate = step.init()\nstep(state, jnp.ones((8, 5)))",
+    "sources": """
+def named(w, x):
+    return jnp.mean(jnp.tanh(x @ w) ** 2)
+report = jaxmem.analyze(Workload(named, workload.params, workload.batch, optax.sgd(0.1)), target="cpu")
+print({b.source.replace(str(len(In) - 1), "NOW") for b in report.buffers if b.source})
+print("tanh", jaxmem.remat.residuals(named, workload.params, workload.batch))
+print("code", "jnp.mean(jnp.tanh(x @ w) ** 2)" in {line.text.removeprefix("return ") for line in report.source_lines})
+""",
     "before": "left = look()",
     # Ctrl-C in the middle of tracing, of a whole compile, and of training.
     "interrupted": """
@@ -74,7 +82,7 @@ shell.user_ns.update(look=look, signal=signal, has_gpu=has_gpu)
 shown = {}
 for name, cell in json.load(sys.stdin).items():
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        shell.run_cell(cell)
+        shell.run_cell(cell, store_history=True)
     shown[name] = out.getvalue()
 print(json.dumps(shown))
 """
@@ -113,6 +121,11 @@ def test_the_users_own_error_is_shown_without_frames_of_jax_and_jaxmem(shown):
         assert len(lines(shown[cell])) < 10 and "_variants.py" not in shown[cell], shown[cell]
     assert "TypeError: dot_general requires" in shown["jax"] and "TypeError: dot_general" in shown["compare"]
     assert "BatchError: Wanted a batch like the workload's" in shown["batch"] and "%xmode Verbose" in shown["batch"]
+
+
+def test_a_line_of_a_cell_is_told_by_the_number_of_the_cell(shown):
+    assert "'In[NOW]:2'" in shown["sources"] and "ipython-input" not in shown["sources"]
+    assert "In[" in shown["sources"].partition("tanh")[2] and "code True" in shown["sources"]
 
 
 def test_verbose_shows_all_frames(shown):

@@ -1,6 +1,7 @@
 """What grew and what shrank from one report to another: as records, and as JSON values."""
 
 import dataclasses
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -143,7 +144,8 @@ def _name(b: Buffer) -> str:
 
 
 def _what(b: Buffer) -> tuple[str, ...]:
-    return b.kind, family(b.layer), family(_name(b)), b.op, b.source
+    file, _, line = b.source.rpartition(":")  # a notebook's cell gets another number whenever it runs
+    return b.kind, family(b.layer), family(_name(b)), b.op, os.path.basename(b.source_file) or file, line
 
 
 def _grouped(rows: Iterable, key) -> dict[tuple[str, ...], list]:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from jaxmem._source import short_name
 from jaxmem._units import format_bytes
 from jaxmem.analysis import KINDS, Comparison, MemoryReport
 from jaxmem.errors import InputError
@@ -111,7 +112,8 @@ def _code(*reports: MemoryReport) -> dict[str, str]:
     """What stands at "gpt.py:52" in the later of the reports that tell; nothing where two files have such a line."""
     code: dict[str, str] = {}
     for report in reports:
-        names = [f"{os.path.basename(line.file)}:{line.line}" for line in report.source_lines]
+        called = {b.source_file: b.source.rpartition(":")[0] for b in report.buffers}  # a cell has two names
+        names = [f"{called.get(line.file) or short_name(line.file)}:{line.line}" for line in report.source_lines]
         lines = zip(names, report.source_lines, strict=True)
         code |= {name: line.text for name, line in lines if names.count(name) == 1}
     return code

@@ -7,6 +7,7 @@ from rich.console import Group
 from rich.text import Text
 
 from jaxmem._shown import array_type
+from jaxmem._source import short_place
 from jaxmem._units import format_bytes
 from jaxmem.remat import Residual, ResidualTable, Solution, SolvedValue
 from jaxmem.report.differences import family
@@ -78,7 +79,7 @@ def _alike(rows: Iterable[tuple[Residual | SolvedValue, Key, int]]) -> dict[Key,
     for row, first, count in rows:
         host = " host" if isinstance(row, Residual) and row.memory == "host" else ""
         shape = f"{array_type(row)}{host}"
-        key = (*first, shape, row.name or "", row.op, os.path.basename(row.source))
+        key = (*first, shape, row.name or "", row.op, short_place(row.source))
         groups.setdefault(key, _Alike()).add(row.size_bytes, count, row.module)
     return groups
 

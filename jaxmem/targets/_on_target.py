@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import linecache
-import os
 import re
 import traceback
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from jax.extend.core import JaxprEqn
 
 from jaxmem import _compat
 from jaxmem._shown import Brief
-from jaxmem._source import is_library, source_line
+from jaxmem._source import is_library, short_name, short_place, source_line
 from jaxmem.errors import RetargetError
 from jaxmem.targets._target import Target
 
@@ -104,7 +103,7 @@ def _callback(error: BaseException) -> str:
         equation = local if isinstance(local, JaxprEqn) else equation  # the innermost is the last
     if equation is None:
         return "a callback"
-    return f"{equation.primitive.name} at {os.path.basename(source_line(equation))}"
+    return f"{equation.primitive.name} at {short_place(source_line(equation))}"
 
 
 def _foreign_mesh(message: str) -> str:
@@ -130,4 +129,4 @@ def _where(error: BaseException, message: str) -> str:
             return ""
         file, line = frames[-1].filename, frames[-1].lineno or 0
     source = linecache.getline(file, line).strip()
-    return f" at {os.path.basename(file)} line {line}{f': `{source}`' if source else ''}"
+    return f" at {short_name(file)} line {line}{f': `{source}`' if source else ''}"

@@ -131,7 +131,7 @@ def _idle(spec: StepSpec) -> Iterator[str]:
         yield "gradient_reduction='once' does nothing, as the rows are not sharded: pass mesh=, or a sharded batch."
     size = next((leaf.shape[axis] for leaf, axis in spec.layout.leaves(spec.workload.batch) if axis is not None), 0)
     rows = size // config.accumulation_steps
-    if config.gradient_reduction != "once" and rows % shards:
+    if config.gradient_reduction != "once" and rows % shards and size % shards == 0:  # another batch is refused
         # XLA shares a micro-batch among as many shards as divide it and the rows' own sharding; the rest repeat them.
         yield (
             f"accumulation_steps={config.accumulation_steps} leaves {rows} of {size} rows to a micro-batch, which "

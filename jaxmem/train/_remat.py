@@ -2,10 +2,10 @@
 
 import dataclasses
 import math
-import os
 
 from jaxmem import remat
 from jaxmem._blame import warn
+from jaxmem._source import short_place
 from jaxmem._units import format_bytes
 from jaxmem.errors import RematWarning
 from jaxmem.objective import LossOutput
@@ -106,7 +106,7 @@ def _left(found: remat.Examination) -> list[str]:
         return []
     by_line: dict[str, int] = {}
     for row in outside:
-        place = os.path.basename(row.source) or row.module or "-"
+        place = short_place(row.source) or row.module or "-"
         by_line[f"{row.op} ({place})"] = by_line.get(f"{row.op} ({place})", 0) + row.size_bytes
     largest = sorted(by_line.items(), key=lambda item: -item[1])[:3]
     named = [f"{format_bytes(size)} {what}" for what, size in largest]

@@ -374,3 +374,22 @@ def test_random_keys_in_a_batch_are_allowed():
 def test_a_function_that_takes_no_memory_is_no_maker_of_modules():
     with pytest.raises(WorkloadError, match="memory -> module"):
         Workload.from_linen(lambda: nn.Dense(3), lambda model, x: model(x).mean(), X, SGD)
+
+
+def test_a_workload_calls_the_loss_as_its_user_does():
+    def squares(model, batch):
+        return jnp.mean(model(batch) ** 2)
+
+    def remembering(model, batch, *, memory):
+        return squares(model, batch)
+
+    network = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    for loss, name in ((squares, "squares"), (remembering, "remembering"), (functools.partial(squares), "partial")):
+        assert f"loss={name} " in repr(Workload.from_nnx(network, loss, X, SGD))
+        assert f"loss={name} " in repr(Workload.from_linen(nn.Dense(3), loss, X, SGD))
+
+
+def test_the_state_of_an_nnx_step_is_told_by_its_shapes():
+    network = nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.1, rngs=nnx.Rngs(0)))
+    state = make_train_step(Workload.from_nnx(network, lambda model, x: jnp.mean(model(x)), X, SGD)).init()
+    assert "params=2 arrays of 12 numbers, 48 B" in repr(state) and "<State>" not in repr(state)

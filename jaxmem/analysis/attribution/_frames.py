@@ -1,11 +1,10 @@
 """Source lines of an HLO module: the tables of stack frames above its computations."""
 
 import linecache
-import os
 import re
 from typing import NamedTuple
 
-from jaxmem._source import is_library, is_own
+from jaxmem._source import is_library, is_own, short_name
 from jaxmem.analysis._records import SourceLine
 
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
@@ -26,7 +25,7 @@ class Frame(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
+        return f"{short_name(self.file)}:{self.line}" if self.file else ""
 
 
 NOWHERE = Frame("", 0, "")

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from jaxmem._shown import Brief, JsonRecord
-from jaxmem._source import source_line
+from jaxmem._source import short_place, source_line
 from jaxmem._units import format_bytes, format_seconds
 from jaxmem.policy import Policy
 from jaxmem.remat._residuals import Residual
@@ -160,8 +160,8 @@ class Solution(
 def in_the_way(problem: Problem, assignment: Assignment) -> str:
     """The largest values that an assignment keeps, in blocks and outside, as "a, b and c"; modelled."""
     inside = describe(problem, assignment, budget_bytes=None, more=None, peak_bytes=None).values
-    rows = [(v.size_bytes, v.op, f"{v.layer} × {v.layers}", v.source) for v in inside if v.fate == "keep"]
-    rows += [(r.size_bytes, r.op, "outside of blocks", r.source) for r in problem.outside]
+    rows = [(v.size_bytes, v.op, f"{v.layer} × {v.layers}", short_place(v.source)) for v in inside if v.fate == "keep"]
+    rows += [(r.size_bytes, r.op, "outside of blocks", short_place(r.source)) for r in problem.outside]
     texts = [
         f"{format_bytes(size)} {'input' if op == 'argument' else op} ({where}{', ' if source else ''}{source})"
         for size, op, where, source in sorted(rows, key=lambda row: -row[0])[:_NAMED]

@@ -67,11 +67,11 @@ page.codeAt = function (report, source, file = "") {
     report.code = new Map();
     for (const [path, line, text] of report.lines) {
       const name = `${report.strings[path].split(/[\\/]/).at(-1)}:${line}`;
-      report.code.set(`${report.strings[path]}\u0000${name}`, report.strings[text]);
+      report.code.set(`${report.strings[path]}\u0000${line}`, report.strings[text]); // a cell is called In[3]
       report.code.set(name, report.code.has(name) ? "" : report.strings[text]);
     }
   }
-  return report.code.get(file ? `${file}\u0000${source}` : source) ?? "";
+  return report.code.get(file ? `${file}\u0000${source.split(":").at(-1)}` : source) ?? "";
 };
 
 page.describe = (buffer) => [
