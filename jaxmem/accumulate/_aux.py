@@ -29,7 +29,7 @@ class AuxLoss:
         self._loss_fn = loss_fn
         self.outputs: list[Output] | None = None  # what each array of aux is to the rows; None where the batch is whole
         self._tree: Any = None
-        self._fixed: list = []  # leaves that are no arrays
+        self._fixed: list = []  # leaves that are no arrays, Python numbers among them
         self._dtypes: list = []
         self.paths: list[str] = []  # of the arrays whose kind is not declared
         self.__name__ = getattr(loss_fn, "__name__", "loss")
@@ -54,8 +54,12 @@ class AuxLoss:
         outputs, dtypes, leaves = iter(self.outputs or ()), iter(self._dtypes), []
         for i, fixed in enumerate(self._fixed):
             leaf = metrics["aux"].get(f"{i}", fixed)
-            if fixed is _ARRAY and self.outputs is not None:
-                output, leaf = next(outputs), leaf.astype(next(dtypes))
+            number = _is_number(fixed)
+            if self.outputs is None:
+                leaf = fixed if number else leaf
+            elif number or fixed is _ARRAY:
+                output, dtype = next(outputs), next(dtypes)
+                leaf = fixed if number and output.kind == "same" else leaf.astype(dtype)
                 if output.kind == "rows":  # without the rows that `pad` added
                     leaf = jax.lax.slice_in_dim(leaf, 0, size * output.inner, axis=output.axis)
             leaves.append(state if fixed is _STATE else leaf)
@@ -77,7 +81,8 @@ class AuxLoss:
             output = LossOutput(output.objective, output.metrics, new)
         named, self._tree = jax.tree_util.tree_flatten_with_path(aux, is_leaf=is_metric)
         leaves = [leaf for _, leaf in named]
-        self._fixed = [_ARRAY if _is_bare(leaf) else None if is_metric(leaf) else leaf for leaf in leaves]
+        is_array = lambda x: _is_bare(x) and not _is_number(x)  # noqa: E731
+        self._fixed = [_ARRAY if is_array(leaf) else None if is_metric(leaf) else leaf for leaf in leaves]
         self._dtypes = [jnp.result_type(leaf) for leaf in leaves if _is_bare(leaf)]
         self.paths = [path_string(path, root="aux") for path, leaf in named if _is_bare(leaf)]
         return output, leaves
@@ -118,9 +123,8 @@ def find_outputs(
         if rule == "mean" and output.kind in ("sum", "max", "nonlinear"):
             raise _no_mean(output)
     if isinstance(loss_fn, AuxLoss):
-        followed = all(output.kind != "unknown" for output in terms)
         named = zip(loss_fn.paths, shapes, arrays, strict=True)
-        loss_fn.outputs = [_combined(*each, followed=followed, padded=padded) for each in named]
+        loss_fn.outputs = [_combined(*each, padded=padded) for each in named]
         for path, output in zip(loss_fn.paths, loss_fn.outputs, strict=True):
             if output.kind == "rows" and shards > 1:
                 raise MetricError(
@@ -140,11 +144,9 @@ def _no_mean(output: Output) -> ObjectiveError:
     )
 
 
-def _combined(path: str, shape: tuple, output: Output, *, followed: bool, padded: bool) -> Output:
+def _combined(path: str, shape: tuple, output: Output, *, padded: bool) -> Output:
     """What an array of aux is; MetricError where its micro-batches cannot be combined."""
     dtype, dims = shape
-    if output.kind == "unknown" and not followed and not dims and jnp.issubdtype(dtype, jnp.floating):
-        output = Output(kind="mean")  # as for the loss itself, of which nothing is known either
     why = "rows that `pad` added count in it" if padded and output.kind in ("mean", "sum", "max") else output.why
     if output.kind in ("mean", "sum", "max", "same", "rows") and not why:
         return output
@@ -167,8 +169,13 @@ def _declared(leaf, output: Output):
 
 
 def _is_bare(leaf: Any) -> bool:
-    """Whether a leaf of aux is an array whose kind is not declared."""
-    return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+    """Whether a leaf of aux is an array, or a number, whose kind is not declared."""
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic)) or _is_number(leaf)
+
+
+def _is_number(leaf: Any) -> bool:
+    """Whether a leaf is a Python number, such as `x.shape[0]`, which counts the rows of a micro-batch."""
+    return type(leaf) in (int, float) and (isinstance(leaf, float) or abs(leaf) < 2**31)
 
 
 def _without_state(aux: Any, state: Any) -> tuple[Any, Any]:

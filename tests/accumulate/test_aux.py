@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmem import LossOutput, Max, Sum, WeightedMean
+from jaxmem import LossOutput, Max, Sum, WeightedMean, remat
 from jaxmem.accumulate import value_and_grad
 from jaxmem.errors import MetricError, ObjectiveError, StateError
 from tests.accumulate.problems import assert_trees_close
@@ -35,6 +35,9 @@ EXACT = {
     "count": lambda w, b: (logits_of(w, b).argmax(-1) == b["y"]).sum(),
     "count as a float": lambda w, b: (logits_of(w, b).argmax(-1) == b["y"]).sum().astype(jnp.float32),
     "rows": lambda w, b: jnp.asarray(b["x"].shape[0]),
+    "rows as a number": lambda w, b: b["x"].shape[0],
+    "values as a float": lambda w, b: float(b["x"].size),
+    "ones": lambda w, b: jnp.ones(b["x"].shape[0]),
     "largest": lambda w, b: logits_of(w, b).max(),
     "largest of each class": lambda w, b: logits_of(w, b).max(0),
     "mean of each class": lambda w, b: logits_of(w, b).mean(0),
@@ -109,6 +112,11 @@ def test_rows_that_pad_adds_are_left_out():
         (lambda w, b: logits_of(w, b) @ logits_of(w, b).T, "a product of rows with other rows"),
         (lambda w, b: jnp.sort(nll(w, b)), "sort along the axis of the rows"),
         (lambda w, b: logits_of(w, b)[:2], "slice"),
+        (lambda w, b: logits_of(w, b)[::-1], "rev along the axis of the rows"),
+        (lambda w, b: jnp.roll(nll(w, b), 1), "slice along the axis of the rows"),
+        (lambda w, b: jnp.pad(nll(w, b), (1, 0)), "pad along the axis of the rows"),
+        (lambda w, b: jnp.arange(len(b["y"])), "the place of a row in the batch"),
+        (lambda w, b: jnp.full(len(b["y"]), nll(w, b).mean()), "a shape that grows with the number of rows"),
     ],
 )
 def test_what_micro_batches_do_not_come_to_is_refused(aux, why):
@@ -131,6 +139,23 @@ def test_a_bare_scalar_that_is_no_mean_is_refused(loss, why):
     value_and_grad(loss, 3, check_mean=False)(W, BATCH)
     with pytest.raises(ObjectiveError, match=why):
         value_and_grad(lambda w, b: (loss(w, b), {}), 3, has_aux=True)(W, BATCH)
+
+
+@pytest.mark.parametrize("policy", ["full", "auto:0.5"])
+def test_a_loss_under_a_policy_is_followed_like_the_loss(policy):
+    def loss(w, batch, divided=False):
+        x, mask = batch["x"], batch["y"] > 0
+        for _ in range(4):
+            x = jnp.tanh(x @ w @ w.T)
+        losses, count = (x**2).sum(-1) * mask, mask.sum().astype(jnp.float32)
+        return losses.sum() / count if divided else WeightedMean(losses.sum(), count), {"count": count, "x": x}
+
+    (_, aux), _ = value_and_grad(remat.apply(loss, policy), 3, has_aux=True)(W, BATCH)
+    assert float(aux["count"]) == 9
+    np.testing.assert_allclose(aux["x"], loss(W, BATCH)[1]["x"], rtol=1e-5, atol=1e-6)
+    if policy == "full":  # a budget's plan may differ with the number of rows, which leaves the loss unknown
+        with pytest.raises(ObjectiveError, match="a quotient"):
+            value_and_grad(remat.apply(lambda w, b: loss(w, b, True)[0], policy), 3)(W, BATCH)
 
 
 def test_a_mask_of_random_numbers_keeps_rows_apart():

@@ -58,11 +58,16 @@ def outputs_by_rows(
     strict = RowInterpreter(2, _RULES).outputs(whole, half, given)
     mixes = any(value.kind in ("mixed", "unknown") and not value.of_sum for value in strict[: values()])
     loose = _Loose(2, _RULES, 2 * part).outputs(whole, half, given)
-    unsure = ("mixed", "unknown") if mixes else ("unknown",)
-    return [_output(b if a.kind in unsure else a) for a, b in zip(strict, loose, strict=True)]
+    found = [b if mixes and a.kind in ("mixed", "unknown") else a for a, b in zip(strict, loose, strict=True)]
+    return [_output(*each) for each in zip(found, whole.jaxpr.outvars, half.jaxpr.outvars, strict=True)]
 
 
-def _output(value: Value) -> Output:
+def _output(value: Value, out, its_twin) -> Output:
+    long = [axis for axis in long_axes(out, its_twin) if axis != value.axis]
+    if value.kind == "clean" and not value.degree and len(long) == 1:  # equal along it, such as jnp.ones(len(x))
+        return Output(kind="rows", axis=long[0])
+    if long and value.kind not in ("mixed", "unknown"):
+        return Output(kind="mixed", why="a shape that grows with the number of rows")
     if value.kind == "rows" and not value.degree:
         return Output(kind="rows", axis=value.axis, inner=value.inner)
     if value.kind == "largest":

@@ -153,6 +153,8 @@ def pad(eqn, twin, values):
     value = unless_along(eqn, twin, value, [axis for axis, how in enumerate(config) if any(how)])
     if config != theirs:
         return unknown("a pad by a number of rows")
+    if value.kind == "unknown":
+        return value
     if value.kind == "rows":
         return rowwise(values, "pad")
     return added(values, "pad").with_(uniform=value.zero and filling.zero)
