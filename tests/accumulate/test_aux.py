@@ -123,6 +123,14 @@ def test_what_micro_batches_do_not_come_to_is_refused(aux, why):
         (lambda w, b: nll(w, b).max(), "a maximum over rows"),
         (lambda w, b: jnp.sqrt(nll(w, b).mean()), "sqrt of a sum"),
         (lambda w, b: (nll(w, b) * (b["y"] > 0)).sum() / (b["y"] > 0).sum(), "a quotient by one"),
+        (lambda w, b: (nll(w, b) * (b["y"] > 0)).sum() / ((b["y"] > 0).sum() + 1e-8), "grows with the rows"),
+        (lambda w, b: jax.lax.cond((b["y"] > 0).sum() > 0, nll(w, b).mean, lambda: 0.0), "a conditional"),
+        (lambda w, b: jax.nn.relu(nll(w, b).mean() - 1), "max of a sum"),
+        (lambda w, b: jnp.linalg.cholesky(logits_of(w, b).T @ logits_of(w, b)).sum(), "cholesky"),
+        (lambda w, b: (jnp.sort(logits_of(w, b).mean(0)) * W[0]).sum(), "sort of a sum"),
+        (lambda w, b: jnp.maximum(jax.ops.segment_sum(jnp.ones(b["y"].shape), b["y"], 4), 2).mean(), "max of a sum"),
+        (lambda w, b: jax.nn.logsumexp(nll(w, b)), "over rows"),
+        (lambda w, b: nll(w, b).min(), "reduce_min over rows"),
     ],
 )
 def test_a_bare_scalar_that_is_no_mean_is_refused(loss, why):
@@ -131,6 +139,12 @@ def test_a_bare_scalar_that_is_no_mean_is_refused(loss, why):
     value_and_grad(loss, 3, check_mean=False)(W, BATCH)
     with pytest.raises(ObjectiveError, match=why):
         value_and_grad(lambda w, b: (loss(w, b), {}), 3, has_aux=True)(W, BATCH)
+    value_and_grad(lambda w, b: (loss(w, b), {}), 3, has_aux=True, check_mean=False)(W, BATCH)
+
+
+def test_a_trace_is_linear_in_its_matrix():
+    loss = lambda w, b: jnp.trace(logits_of(w, b).T @ logits_of(w, b)) / b["x"].shape[0]  # noqa: E731
+    assert_trees_close(tuple(value_and_grad(loss, 3)(W, BATCH)), jax.value_and_grad(loss)(W, BATCH))
 
 
 def test_a_mask_of_random_numbers_keeps_rows_apart():

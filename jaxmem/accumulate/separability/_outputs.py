@@ -57,7 +57,7 @@ def outputs_by_rows(
     whole, half = twins
     strict = RowInterpreter(2, _RULES).outputs(whole, half, given)
     mixes = any(value.kind in ("mixed", "unknown") and not value.of_sum for value in strict[: values()])
-    loose = _Loose(2, _RULES, 2 * part).outputs(whole, half, given)
+    loose = _Loose(2, _LOOSE_RULES, 2 * part).outputs(whole, half, given)
     unsure = ("mixed", "unknown") if mixes else ("unknown",)
     return [_output(b if a.kind in unsure else a) for a, b in zip(strict, loose, strict=True)]
 
@@ -104,7 +104,14 @@ def _drawn(eqn, twin, values) -> Value | list[Value]:
     return rows(*axes) if len(axes) == 1 else CLEAN if not axes else Value(kind="unknown", why="random numbers")
 
 
+def _extreme(eqn, twin, values) -> Value | list[Value]:
+    """The least or largest of all rows: linear in no row, unlike what `_Loose` makes of a row beside it."""
+    value = RULES[eqn.primitive.name](eqn, twin, values)
+    return value.with_(of_sum=True) if value.kind in ("mixed", "largest") else value
+
+
 _RULES = RULES | {"random_bits": _drawn, "bitcast_convert_type": RULES["reduce_precision"]}
+_LOOSE_RULES = _RULES | dict.fromkeys(("reduce_max", "reduce_min", "reduce_prod"), _extreme)
 
 
 def _leaves(batch: Any) -> list:

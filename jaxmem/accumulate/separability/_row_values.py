@@ -78,7 +78,8 @@ def added(values: list[Value], what: str) -> Value:
     """The sum of values, or a choice between them; none is of kind "rows"."""
     values = [value for value in values if not value.zero] or values[:1]
     if len({value.growth for value in values}) > 1:
-        return unknown(f"{what} of a value that grows with the rows and one that does not")
+        of_sum = any(value.kind == "sum" for value in values)
+        return unknown(f"{what} of a value that grows with the rows and one that does not", of_sum=of_sum)
     if any(value.kind == "sum" for value in values):
         return SUM.with_(degree=values[0].growth - 1)
     return values[0].with_(uniform=all(value.uniform for value in values))
