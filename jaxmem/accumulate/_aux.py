@@ -49,6 +49,10 @@ class AuxLoss:
         output, leaves = self._call(params, batch, rng, state)
         return output, [leaf for leaf in leaves if _is_bare(leaf)]
 
+    def fixed(self) -> list:
+        """Numbers and texts of the last call's aux, which are no arrays."""
+        return [leaf for leaf in self._fixed if isinstance(leaf, (int, float, complex, str))]
+
     def rebuilt(self, metrics: dict, state: Any, size: int) -> tuple[Any, Any]:
         """The user's metrics, and aux as the loss returned it, over a batch of `size` rows."""
         outputs, dtypes, leaves = iter(self.outputs or ()), iter(self._dtypes), []
@@ -110,11 +114,13 @@ def find_outputs(
     """
     rules: list[str] = []
     shapes: list[tuple] = []
+    fixed: list[list] = []
 
     def outputs(batch, rest):
         params, rng, state = rest
         if isinstance(loss_fn, AuxLoss):
             output, arrays = loss_fn.undeclared(params, batch, rng=rng, state=state)
+            fixed.append(loss_fn.fixed())
         else:
             output, arrays = call_loss(loss_fn, params, batch, rng=rng, state=state), []
         terms = [term_of(*each) for each in terms_of(output)]
@@ -129,6 +135,13 @@ def find_outputs(
             raise _no_mean(output)
     if isinstance(loss_fn, AuxLoss):
         followed = all(output.kind != "unknown" for output in terms)
+        for now in fixed[1:]:
+            if now != fixed[0]:
+                raise MetricError(
+                    wanted="outputs beside the loss that micro-batches can be combined to",
+                    got=f"a Python value that depends on the number of rows: {fixed[0]}, and {now} of half the rows",
+                    do='Return it as an array, such as jnp.asarray(batch["x"].shape[0]); or leave it out.',
+                )
         named = zip(loss_fn.paths, shapes, arrays, strict=True)
         loss_fn.outputs = [_combined(*each, followed=followed, padded=padded) for each in named]
         for path, output in zip(loss_fn.paths, loss_fn.outputs, strict=True):

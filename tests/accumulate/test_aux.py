@@ -41,6 +41,8 @@ EXACT = {
     "norm": lambda w, b: jnp.sqrt(jnp.sum(w**2)),
     "16 bits": lambda w, b: logits_of(w, b).astype(jnp.bfloat16),
     "nothing": lambda w, b: (),
+    "ones": lambda w, b: jnp.ones((b["x"].shape[0], 2)),
+    "counts": lambda w, b: jnp.zeros(4).at[b["y"]].add(1.0),
 }
 
 
@@ -109,6 +111,9 @@ def test_rows_that_pad_adds_are_left_out():
         (lambda w, b: logits_of(w, b) @ logits_of(w, b).T, "a product of rows with other rows"),
         (lambda w, b: jnp.sort(nll(w, b)), "sort along the axis of the rows"),
         (lambda w, b: logits_of(w, b)[:2], "slice"),
+        (lambda w, b: logits_of(w, b)[::-1], "rev"),
+        (lambda w, b: jnp.full(b["x"].shape[0], nll(w, b).mean()), "as many numbers as there are rows"),
+        (jax.grad(lambda w, b: nll(w, b).mean()), "a number of rows"),
     ],
 )
 def test_what_micro_batches_do_not_come_to_is_refused(aux, why):
@@ -140,6 +145,11 @@ def test_a_bare_scalar_that_is_no_mean_is_refused(loss, why):
     with pytest.raises(ObjectiveError, match=why):
         value_and_grad(lambda w, b: (loss(w, b), {}), 3, has_aux=True)(W, BATCH)
     value_and_grad(lambda w, b: (loss(w, b), {}), 3, has_aux=True, check_mean=False)(W, BATCH)
+
+
+def test_a_python_number_of_rows_in_aux_is_refused():
+    with pytest.raises(MetricError, match=r"8, 'a'\], and \[4, 'a'\] of half the rows"):
+        value_and_grad(lambda w, b: (nll(w, b).mean(), (b["x"].shape[0], "a")), 3, has_aux=True)(W, BATCH)
 
 
 def test_a_trace_is_linear_in_its_matrix():

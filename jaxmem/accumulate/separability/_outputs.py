@@ -59,7 +59,20 @@ def outputs_by_rows(
     mixes = any(value.kind in ("mixed", "unknown") and not value.of_sum for value in strict[: values()])
     loose = _Loose(2, _LOOSE_RULES, 2 * part).outputs(whole, half, given)
     unsure = ("mixed", "unknown") if mixes else ("unknown",)
-    return [_output(b if a.kind in unsure else a) for a, b in zip(strict, loose, strict=True)]
+    values = [b if a.kind in unsure else a for a, b in zip(strict, loose, strict=True)]
+    variables = zip(whole.jaxpr.outvars, half.jaxpr.outvars, strict=True)
+    return [_output(_shaped(*each, 2 * part)) for each in zip(values, variables, strict=True)]
+
+
+def _shaped(value: Value, variables: tuple, size: int) -> Value:
+    """What is the same for all rows, but has their number in its shape, such as ones, is a value of each row."""
+    out, _ = variables
+    axes = () if value.kind in ("rows", "mixed", "unknown") else tuple(long_axes(*variables))
+    if not axes:
+        return value
+    if value.kind == "clean" and not value.degree and len(axes) == 1 and not out.aval.shape[axes[0]] % size:
+        return rows(axes[0], out.aval.shape[axes[0]] // size)
+    return Value(kind="unknown", why="as many numbers as there are rows, which are no values of single rows")
 
 
 def _output(value: Value) -> Output:
@@ -93,7 +106,8 @@ class _Loose(RowInterpreter):
         return [self._loosened(*each) for each in zip(found, eqn.outvars, twin.outvars, strict=True)]
 
     def _loosened(self, value: Value, out, its_twin) -> Value:
-        axes = long_axes(out, its_twin) if value.kind in ("mixed", "unknown") else ()
+        follows = value.kind in ("mixed", "unknown") and not value.degree  # a lost factor would make a mean a sum
+        axes = long_axes(out, its_twin) if follows else ()
         fits = [axis for axis in axes if out.aval.shape[axis] == self._size]
         return rows(fits[0]) if len(axes) == len(fits) == 1 else value
 

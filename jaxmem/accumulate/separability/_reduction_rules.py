@@ -95,7 +95,7 @@ def dot_general(eqn, twin, values):
     side = 0 if left.kind == "rows" else 1
     value, other = values[side], values[1 - side]
     if other.degree:
-        return unknown("a product of rows with a number of rows")
+        return unknown("a product of rows with a number of rows").with_(degree=1)
     if value.axis in contracted[side]:
         return SUM
     if value.axis in batched[side]:

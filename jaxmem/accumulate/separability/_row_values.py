@@ -16,6 +16,7 @@ class Value:
       inner: for "rows", how many neighbours along `axis` belong to the same row.
       degree: for "clean" and "sum", the power of the number of rows n by which its factors grow: 1 for `x.size`, -1
         for the factor in a mean. A clean value of degree d + 1 may be added to a sum of degree d.
+        Not 0 of an unknown value that such a factor was multiplied into.
       uniform: for "clean", whether all elements are equal.
       zero: for "clean", whether all elements are zero.
       of_sum: for "unknown", whether it is computed from a sum over rows in a way that is not linear.
@@ -70,7 +71,7 @@ def rowwise(values: list[Value], what: str) -> Value:
     if len(own) > 1:
         return mixed(f"{what} of one row with another")
     if any(value.degree for value in values):
-        return unknown(f"{what} of a row with a number of rows")
+        return unknown(f"{what} of a row with a number of rows").with_(degree=1)
     return rows(*own.pop())
 
 
