@@ -89,13 +89,23 @@ class AuxLoss:
 
 
 def find_outputs(
-    loss_fn: Callable, params, batch, rng, state, axes: tuple, *, padded: bool = False, shards: int = 1
+    loss_fn: Callable,
+    params,
+    batch,
+    rng,
+    state,
+    axes: tuple,
+    *,
+    means: bool = True,
+    padded: bool = False,
+    shards: int = 1,
 ) -> None:
     """Finds what bare scalars of the objective, and arrays of aux, are to the rows of a batch that is cut.
 
     Args:
       loss_fn: an `AuxLoss`, which is told, where there is aux.
       batch: one micro-batch; `axes` are the example axes of its leaves.
+      means: whether bare scalars of the objective are checked.
       padded: some rows must not count.
       shards: among which rows are dealt out, beside micro-batches.
 
@@ -120,7 +130,7 @@ def find_outputs(
     found = outputs_by_rows(outputs, batch, axes, (params, rng, state), lambda: len(rules))
     terms, arrays = found[: len(rules)], found[len(rules) :]
     for rule, output in zip(rules, terms, strict=True):
-        if rule == "mean" and output.kind in ("sum", "max", "nonlinear"):
+        if means and rule == "mean" and output.kind in ("sum", "max", "nonlinear"):
             raise _no_mean(output)
     if isinstance(loss_fn, AuxLoss):
         named = zip(loss_fn.paths, shapes, arrays, strict=True)
@@ -140,7 +150,8 @@ def _no_mean(output: Output) -> ObjectiveError:
         wanted="a loss that is a mean over rows where it is a bare scalar, since micro-batches are averaged",
         got=what,
         do="For a mean over tokens or valid rows return jaxmem.WeightedMean(total, weight), such as "
-        "WeightedMean(jnp.sum(losses * mask), jnp.sum(mask)); for a sum jaxmem.Sum(total); and no root of either.",
+        "WeightedMean(jnp.sum(losses * mask), jnp.sum(mask)); for a sum jaxmem.Sum(total); and no root of either. "
+        "check_mean=False averages it as it is.",
     )
 
 

@@ -181,7 +181,7 @@ def value_and_grad(
         key_of = lambda i: key if key is None or num_micro_batches == 1 else jax.random.fold_in(key, i)  # noqa: E731
         example = (params, split.take_padded(batch, 0), key_of(0), state)
         if parts > 1 and has_aux:
-            find_outputs(loss, *example, split.axes, padded=split.padded, shards=shards.count)
+            find_outputs(loss, *example, split.axes, means=check_mean, padded=split.padded, shards=shards.count)
         traced = TracedLoss.of(loss, *example)
         check_weights(traced)
         if check_mean and parts > 1 and not _reads_rows(traced, lambda micro: micro.terms, split):

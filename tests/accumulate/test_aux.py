@@ -44,6 +44,8 @@ EXACT = {
     "norm": lambda w, b: jnp.sqrt(jnp.sum(w**2)),
     "16 bits": lambda w, b: logits_of(w, b).astype(jnp.bfloat16),
     "nothing": lambda w, b: (),
+    "two ones a row": lambda w, b: jnp.ones((b["x"].shape[0], 2)),
+    "counts": lambda w, b: jnp.zeros(4).at[b["y"]].add(1.0),
 }
 
 
@@ -117,6 +119,7 @@ def test_rows_that_pad_adds_are_left_out():
         (lambda w, b: jnp.pad(nll(w, b), (1, 0)), "pad along the axis of the rows"),
         (lambda w, b: jnp.arange(len(b["y"])), "the place of a row in the batch"),
         (lambda w, b: jnp.full(len(b["y"]), nll(w, b).mean()), "a shape that grows with the number of rows"),
+        (jax.grad(lambda w, b: nll(w, b).mean()), "a scatter by a sum over rows"),
     ],
 )
 def test_what_micro_batches_do_not_come_to_is_refused(aux, why):
@@ -131,6 +134,14 @@ def test_what_micro_batches_do_not_come_to_is_refused(aux, why):
         (lambda w, b: nll(w, b).max(), "a maximum over rows"),
         (lambda w, b: jnp.sqrt(nll(w, b).mean()), "sqrt of a sum"),
         (lambda w, b: (nll(w, b) * (b["y"] > 0)).sum() / (b["y"] > 0).sum(), "a quotient by one"),
+        (lambda w, b: (nll(w, b) * (b["y"] > 0)).sum() / ((b["y"] > 0).sum() + 1e-8), "grows with the rows"),
+        (lambda w, b: jax.lax.cond((b["y"] > 0).sum() > 0, nll(w, b).mean, lambda: 0.0), "a conditional"),
+        (lambda w, b: jax.nn.relu(nll(w, b).mean() - 1), "max of a sum"),
+        (lambda w, b: jnp.linalg.cholesky(logits_of(w, b).T @ logits_of(w, b)).sum(), "cholesky"),
+        (lambda w, b: (jnp.sort(logits_of(w, b).mean(0)) * W[0]).sum(), "sort of a sum"),
+        (lambda w, b: jnp.maximum(jax.ops.segment_sum(jnp.ones(b["y"].shape), b["y"], 4), 2).mean(), "max of a sum"),
+        (lambda w, b: jax.nn.logsumexp(nll(w, b)), "over rows"),
+        (lambda w, b: nll(w, b).min(), "reduce_min over rows"),
     ],
 )
 def test_a_bare_scalar_that_is_no_mean_is_refused(loss, why):
@@ -139,6 +150,12 @@ def test_a_bare_scalar_that_is_no_mean_is_refused(loss, why):
     value_and_grad(loss, 3, check_mean=False)(W, BATCH)
     with pytest.raises(ObjectiveError, match=why):
         value_and_grad(lambda w, b: (loss(w, b), {}), 3, has_aux=True)(W, BATCH)
+    value_and_grad(lambda w, b: (loss(w, b), {}), 3, has_aux=True, check_mean=False)(W, BATCH)
+
+
+def test_a_trace_is_linear_in_its_matrix():
+    loss = lambda w, b: jnp.trace(logits_of(w, b).T @ logits_of(w, b)) / b["x"].shape[0]  # noqa: E731
+    assert_trees_close(tuple(value_and_grad(loss, 3)(W, BATCH)), jax.value_and_grad(loss)(W, BATCH))
 
 
 @pytest.mark.parametrize("policy", ["full", "auto:0.5"])

@@ -267,7 +267,7 @@ def test_what_jax_cannot_add_in_place_is_added_by_value(monkeypatch):
 
     broken.defvjp(lambda w: (w, None), lambda saved, g: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        value_and_grad(lambda p, x: broken(p["scale"]).sum(), 2)(params(), X)
+        value_and_grad(lambda p, x: (broken(p["scale"]).sum() * x).mean(), 2)(params(), X)
 
 
 # ---------------------------------------------------------------- transformed

@@ -16,9 +16,10 @@ from jaxmem._compat import called_programs, prevents_cse, scan_layout
 from jaxmem.accumulate._shards import is_key
 from jaxmem.accumulate.separability._row_values import CLEAN, Value, join, long_axes, shift_axis, unknown, worst
 
-_CALLS = frozenset("jit pjit eval_jaxpr closed_call core_call".split())
+_CALLS = frozenset("jit pjit eval_jaxpr closed_call core_call custom_jvp_call custom_vjp_call".split())
 _SIZES = frozenset("shape new_sizes slice_sizes start_indices limit_indices sizes padding_config".split())
 _KEEPS_LARGEST = frozenset("convert_element_type copy reshape squeeze slice broadcast_in_dim reduce_max".split())
+_NONLINEAR = frozenset("cholesky eig eigh lu qr schur svd householder_product tridiagonal".split())
 _MAX_TURNS = 6
 
 
@@ -66,7 +67,7 @@ class RowInterpreter:
     def _constant(self, mine: Any, theirs: Any) -> Value:
         if np.shape(mine) != np.shape(theirs):
             return unknown("a constant of as many numbers as there are rows")
-        if mine is theirs or isinstance(mine, Tracer) or is_key(mine):
+        if isinstance(mine, Tracer) or is_key(mine) or (mine is theirs and np.shape(mine)):
             return CLEAN.with_(uniform=not np.shape(mine))
         mine, theirs = (np.asarray(value) for value in (mine, theirs))
         wide = np.complex128 if np.iscomplexobj(mine) else np.float64
@@ -92,7 +93,8 @@ class RowInterpreter:
         if bad and (name != "sort" or bad.kind == "mixed"):  # its derivative also sorts the indices, which are unknown
             return bad
         if name not in self.rules and any(value.kind != "clean" or value.degree for value in values):
-            return unknown(f"what {name} does to rows is not known here")
+            of_sum = name in _NONLINEAR and values[0].kind == "sum"
+            return unknown(f"what {name} does to rows is not known here", of_sum=of_sum)
         params = [{key: value for key, value in e.params.items() if not _is_about_sizes(key)} for e in (eqn, twin)]
         if repr(params[0]) != repr(params[1]):  # by repr, since a fill value of NaN is not equal to itself
             return unknown(f"{name} with a number of rows")
@@ -131,7 +133,7 @@ class RowInterpreter:
         for _ in range(_MAX_TURNS):
             (again,) = self._run(test, their_test, [*values[:tested], *state])
             if again.kind != "clean":
-                return unknown("a loop whose length depends on rows")
+                return unknown("a loop whose length depends on rows", of_sum=again.kind == "sum" or again.of_sum)
             out = self._run(body, their_body, [*values[tested : tested + consts], *state])
             new = [join([old, now], "a loop") for old, now in zip(state, out, strict=True)]
             if new == state:
@@ -141,7 +143,8 @@ class RowInterpreter:
 
     def _cond(self, eqn, twin, values, inner, theirs):
         if values[0].kind != "clean" or values[0].degree:
-            return unknown("a conditional that rows decide")
+            of_sum = values[0].kind == "sum" or values[0].of_sum
+            return unknown("a conditional that rows decide", of_sum=of_sum)
         found = [self._run(*pair, values[1:]) for pair in zip(inner, theirs, strict=True)]
         return [join(list(outs), "a conditional") for outs in zip(*found, strict=True)]
 

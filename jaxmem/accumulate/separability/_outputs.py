@@ -57,15 +57,17 @@ def outputs_by_rows(
     whole, half = twins
     strict = RowInterpreter(2, _RULES).outputs(whole, half, given)
     mixes = any(value.kind in ("mixed", "unknown") and not value.of_sum for value in strict[: values()])
-    loose = _Loose(2, _RULES, 2 * part).outputs(whole, half, given)
+    loose = _Loose(2, _LOOSE_RULES, 2 * part).outputs(whole, half, given)
     found = [b if mixes and a.kind in ("mixed", "unknown") else a for a, b in zip(strict, loose, strict=True)]
-    return [_output(*each) for each in zip(found, whole.jaxpr.outvars, half.jaxpr.outvars, strict=True)]
+    twins = zip(found, whole.jaxpr.outvars, half.jaxpr.outvars, strict=True)
+    return [_output(*each, 2 * part) for each in twins]
 
 
-def _output(value: Value, out, its_twin) -> Output:
+def _output(value: Value, out, its_twin, size: int) -> Output:
     long = [axis for axis in long_axes(out, its_twin) if axis != value.axis]
-    if value.kind == "clean" and not value.degree and len(long) == 1:  # equal along it, such as jnp.ones(len(x))
-        return Output(kind="rows", axis=long[0])
+    if value.kind == "clean" and not value.degree and len(long) == 1 and not out.aval.shape[long[0]] % size:
+        # Equal along it, such as jnp.ones(len(x)).
+        return Output(kind="rows", axis=long[0], inner=out.aval.shape[long[0]] // size)
     if long and value.kind not in ("mixed", "unknown"):
         return Output(kind="mixed", why="a shape that grows with the number of rows")
     if value.kind == "rows" and not value.degree:
@@ -98,7 +100,8 @@ class _Loose(RowInterpreter):
         return [self._loosened(*each) for each in zip(found, eqn.outvars, twin.outvars, strict=True)]
 
     def _loosened(self, value: Value, out, its_twin) -> Value:
-        axes = long_axes(out, its_twin) if value.kind in ("mixed", "unknown") else ()
+        follows = value.kind in ("mixed", "unknown") and not value.degree  # a lost factor would make a mean a sum
+        axes = long_axes(out, its_twin) if follows else ()
         fits = [axis for axis in axes if out.aval.shape[axis] == self._size]
         return rows(fits[0]) if len(axes) == len(fits) == 1 else value
 
@@ -109,7 +112,14 @@ def _drawn(eqn, twin, values) -> Value | list[Value]:
     return rows(*axes) if len(axes) == 1 else CLEAN if not axes else Value(kind="unknown", why="random numbers")
 
 
+def _extreme(eqn, twin, values) -> Value | list[Value]:
+    """The least or largest of all rows: linear in no row, unlike what `_Loose` makes of a row beside it."""
+    value = RULES[eqn.primitive.name](eqn, twin, values)
+    return value.with_(of_sum=True) if value.kind in ("mixed", "largest") else value
+
+
 _RULES = RULES | {"random_bits": _drawn, "bitcast_convert_type": RULES["reduce_precision"]}
+_LOOSE_RULES = _RULES | dict.fromkeys(("reduce_max", "reduce_min", "reduce_prod"), _extreme)
 
 
 def _leaves(batch: Any) -> list:

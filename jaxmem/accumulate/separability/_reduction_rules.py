@@ -50,7 +50,8 @@ def along_axis(eqn, twin, values):
     if any(value.kind == "rows" for value in values):
         return rowwise(values, name)
     if name != "cumsum" and any(value.kind == "sum" or value.degree for value in values):
-        return unknown(f"{name} of a sum over rows, or of a number of rows")
+        of_sum = values[0].kind == "sum"
+        return unknown(f"{name} of a sum over rows, or of a number of rows", of_sum=of_sum)
     return unless_along(eqn, twin, added(values, name).with_(uniform=False, zero=False), [axis])
 
 
@@ -61,7 +62,8 @@ def window(eqn, twin, values):
     if any(value.kind == "rows" for value in values):
         return unless_along(eqn, twin, rowwise(values, "a window"), touched)
     if eqn.primitive.name != "reduce_window_sum" and any(value.kind == "sum" or value.degree for value in values):
-        return unknown("a window of a sum over rows, or of a number of rows")
+        of_sum = any(value.kind == "sum" for value in values)
+        return unknown("a window of a sum over rows, or of a number of rows", of_sum=of_sum)
     return unless_along(eqn, twin, added(values, "a window").with_(uniform=False, zero=False), touched)
 
 
@@ -93,7 +95,7 @@ def dot_general(eqn, twin, values):
     side = 0 if left.kind == "rows" else 1
     value, other = values[side], values[1 - side]
     if other.degree:
-        return unknown("a product of rows with a number of rows")
+        return unknown("a product of rows with a number of rows").with_(degree=1)
     if value.axis in contracted[side]:
         return SUM
     if value.axis in batched[side]:
@@ -114,7 +116,7 @@ def conv_general_dilated(eqn, twin, values):
         return SUM  # the gradient of a kernel
     if left.kind == right.kind == "clean" and not left.degree and not right.degree:
         return unless_along(eqn, twin, CLEAN, range(rank(eqn.outvars[0])))
-    return unknown("a convolution over rows")
+    return unknown("a convolution over rows", of_sum=left.kind == right.kind == "sum")
 
 
 def gather(eqn, twin, values):
@@ -172,11 +174,13 @@ def scatter(eqn, twin, values):
             return unknown("a scatter of rows by other rows")
     (axis, inner), *rest = at
     own = {updates.axis} if updates.kind == "rows" else {mine for mine, theirs in to.items() if theirs == axis}
+    if updates.kind == "clean" and axis == -1:  # the same numbers, such as ones, for each row
+        own = {places[indices.axis]}
     if "sum" in (target.kind, updates.kind) and axis >= 0:
         return mixed("a scatter of a sum over rows to rows")
     if long - {axis} or long_updates - own or any(found != (axis, inner) for found in rest):
         return unknown("a scatter of rows")
     if axis in to.values():
         return rows(axis, inner)
-    summed = adds and axis == -1 and updates.kind == "rows"
+    summed = adds and axis == -1 and updates.kind in ("rows", "clean")
     return added([target, SUM], "a scatter") if summed else unknown("a scatter of rows")

@@ -16,6 +16,7 @@ class Value:
       inner: for "rows", how many neighbours along `axis` belong to the same row.
       degree: for "clean" and "sum", the power of the number of rows n by which its factors grow: 1 for `x.size`, -1
         for the factor in a mean. A clean value of degree d + 1 may be added to a sum of degree d.
+        Not 0 of an unknown value that such a factor was multiplied into.
       uniform: for "clean", whether all elements are equal.
       zero: for "clean", whether all elements are zero.
       of_sum: for "unknown", whether it is computed from a sum over rows in a way that is not linear.
@@ -70,7 +71,7 @@ def rowwise(values: list[Value], what: str) -> Value:
     if len(own) > 1:
         return mixed(f"{what} of one row with another")
     if any(value.degree for value in values):
-        return unknown(f"{what} of a row with a number of rows")
+        return unknown(f"{what} of a row with a number of rows").with_(degree=1)
     return rows(*own.pop())
 
 
@@ -78,7 +79,8 @@ def added(values: list[Value], what: str) -> Value:
     """The sum of values, or a choice between them; none is of kind "rows"."""
     values = [value for value in values if not value.zero] or values[:1]
     if len({value.growth for value in values}) > 1:
-        return unknown(f"{what} of a value that grows with the rows and one that does not")
+        of_sum = any(value.kind == "sum" for value in values)
+        return unknown(f"{what} of a value that grows with the rows and one that does not", of_sum=of_sum)
     if any(value.kind == "sum" for value in values):
         return SUM.with_(degree=values[0].growth - 1)
     return values[0].with_(uniform=all(value.uniform for value in values))

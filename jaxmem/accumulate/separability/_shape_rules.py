@@ -12,6 +12,7 @@ from jaxmem.accumulate.separability._row_values import (
     drop_axes,
     join,
     long_axes,
+    mixed,
     rank,
     rows,
     rowwise,
@@ -122,7 +123,7 @@ def transpose(eqn, twin, values):
 
 def rev(eqn, twin, values):
     if values[0].kind == "rows" and values[0].axis in eqn.params["dimensions"]:
-        return unknown("rev along the axis of the rows")
+        return mixed("rev along the axis of the rows")
     return values[0]
 
 
