@@ -59,9 +59,9 @@ def outputs_by_rows(
     mixes = any(value.kind in ("mixed", "unknown") and not value.of_sum for value in strict[: values()])
     loose = _Loose(2, _LOOSE_RULES, 2 * part).outputs(whole, half, given)
     unsure = ("mixed", "unknown") if mixes else ("unknown",)
-    values = [b if a.kind in unsure else a for a, b in zip(strict, loose, strict=True)]
+    chosen = [b if a.kind in unsure else a for a, b in zip(strict, loose, strict=True)]
     variables = zip(whole.jaxpr.outvars, half.jaxpr.outvars, strict=True)
-    return [_output(_shaped(*each, 2 * part)) for each in zip(values, variables, strict=True)]
+    return [_output(_shaped(*each, 2 * part)) for each in zip(chosen, variables, strict=True)]
 
 
 def _shaped(value: Value, variables: tuple, size: int) -> Value:
