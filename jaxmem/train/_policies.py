@@ -1,7 +1,7 @@
 """A loss of a loop of the user's own under several remat policies: the programs of its value and gradient."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -58,6 +58,12 @@ def policy_variants(loss_fn: Callable, policies: Any) -> dict[str, PolicyVariant
     """Name → variant, of a list of presets, budgets and policies, or of a mapping from names to such."""
     named = isinstance(policies, Mapping)
     listed = [policies] if isinstance(policies, (str, Policy)) else policies
+    if not isinstance(listed, Iterable) or (isinstance(listed, (Mapping, list, tuple)) and not listed):
+        raise InputError(
+            wanted="policies to be a list of remat presets, budgets or policies, or a mapping from names to such",
+            got=repr(policies),
+            do='For example policies=["none", "full", "dots"].',
+        )
     found: dict[str, Any] = dict(policies) if named else {str(policy): policy for policy in listed}
     for policy in found.values():  # one that is misspelt is no variant that was refused
         parse_budget(policy) if isinstance(policy, str) and is_auto(policy) else as_policy(policy)

@@ -101,3 +101,9 @@ STATE = TrainState.create(apply_fn=loss, params=[jnp.ones((32, 32))], tx=optax.s
 def test_what_has_no_policy_is_told_with_the_right_line(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize("policies", [1, [], {}])
+def test_policies_that_are_no_list_are_refused(policies):
+    with pytest.raises(InputError, match="policies to be a list"):
+        compare(lambda w, b: (b["x"] @ w[0]).mean(), policies=policies, args=SHAPES, target="cpu")
