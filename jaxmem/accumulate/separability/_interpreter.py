@@ -5,6 +5,7 @@ counts rows, where the two differ by the ratio of the rows. Invariant: along a l
 value is constant.
 """
 
+import itertools
 from typing import Any
 
 import jax.extend.core as jex
@@ -17,6 +18,7 @@ from jaxmem.accumulate._shards import is_key
 from jaxmem.accumulate.separability._row_values import CLEAN, Value, join, long_axes, shift_axis, unknown, worst
 
 _CALLS = frozenset("jit pjit eval_jaxpr closed_call core_call custom_jvp_call custom_vjp_call".split())
+_PLACES = frozenset("reshard sharding_constraint watch_names".split())  # the last is of a loss under `remat.apply`
 _SIZES = frozenset("shape new_sizes slice_sizes start_indices limit_indices sizes padding_config".split())
 _KEEPS_LARGEST = frozenset("convert_element_type copy reshape squeeze slice broadcast_in_dim reduce_max".split())
 _NONLINEAR = frozenset("cholesky eig eigh lu qr schur svd householder_product tridiagonal".split())
@@ -38,16 +40,13 @@ class RowInterpreter:
         return self._run((whole.jaxpr, whole.consts), (part.jaxpr, part.consts), given)
 
     def _run(self, whole, part, given: list[Value]) -> list[Value]:
-        (jaxpr, consts), (their_jaxpr, theirs) = whole, part
-        (eqns, outs), (twins, their_outs) = _without_shardings(jaxpr), _without_shardings(their_jaxpr)
-        alike = [_form(*eqn) for eqn in eqns] == [_form(*twin) for twin in twins]
-        alike &= len(jaxpr.invars) == len(their_jaxpr.invars) and len(outs) == len(their_outs)
-        if not alike or not len(consts) == len(theirs) == len(jaxpr.constvars):
-            return [unknown("a program that depends on the number of rows")] * len(jaxpr.outvars)
-        known: dict = {}  # (variable, its twin) -> value
+        mine, its = _Flat(*whole), _Flat(*part)
+        if mine.form() != its.form():
+            return [unknown("a program that depends on the number of rows")] * len(whole[0].outvars)
+        known: dict = {}  # (name, its twin) -> value
 
-        def learn(variables, their_variables, values):
-            known.update(zip(zip(variables, their_variables, strict=True), values, strict=True))
+        def learn(names, their_names, values):
+            known.update(zip(zip(names, their_names, strict=True), values, strict=True))
 
         def read(*atoms):
             literal = [isinstance(atom, jex.Literal) for atom in atoms]
@@ -56,13 +55,12 @@ class RowInterpreter:
             found = None if any(literal) else known.get(atoms)
             return unknown("a program that depends on the number of rows") if found is None else found
 
-        learn(jaxpr.invars, their_jaxpr.invars, given)
-        learn(jaxpr.constvars, their_jaxpr.constvars, map(self._constant, consts, theirs))
-        for (eqn, atoms), (twin, their_atoms) in zip(eqns, twins, strict=True):
+        learn(mine.inputs, its.inputs, given)
+        learn(mine.consts, its.consts, map(self._constant, mine.consts.values(), its.consts.values()))
+        for (eqn, atoms, names), (twin, their_atoms, their_names) in zip(mine.eqns, its.eqns, strict=True):
             found = self._equation(eqn, twin, list(map(read, atoms, their_atoms)))
-            found = found if isinstance(found, list) else [found] * len(eqn.outvars)
-            learn(eqn.outvars, twin.outvars, found)
-        return list(map(read, outs, their_outs))
+            learn(names, their_names, found if isinstance(found, list) else [found] * len(names))
+        return list(map(read, mine.outputs, its.outputs))
 
     def _constant(self, mine: Any, theirs: Any) -> Value:
         if np.shape(mine) != np.shape(theirs):
@@ -81,12 +79,8 @@ class RowInterpreter:
     def _equation(self, eqn: Any, twin: Any, values: list[Value]) -> Any:
         name = eqn.primitive.name
         inner, theirs = called_programs(eqn), called_programs(twin)
-        if name == "watch_names":  # the results of a loss under `remat.apply`, as they are
-            return values
         if name in ("scan", "while", "cond"):
             return getattr(self, f"_{name}")(eqn, twin, values, inner, theirs)
-        if (name in _CALLS or prevents_cse(eqn) is not None) and len(inner) == len(theirs) == 1:
-            return self._run(inner[0], theirs[0], values)
         if [value.kind for value in values] == ["largest"] and name in _KEEPS_LARGEST and _keeps_order(eqn):
             return values
         bad = worst(values)
@@ -149,30 +143,51 @@ class RowInterpreter:
         return [join(list(outs), "a conditional") for outs in zip(*found, strict=True)]
 
 
-def _form(eqn: Any, atoms: list) -> tuple:
-    return eqn.primitive.name, len(atoms), len(eqn.outvars)
-
-
 def _keeps_order(eqn: Any) -> bool:
     """Whether an operation is monotonic: a cast to a narrower integer dtype is not."""
     before, after = (atom.aval.dtype for atom in (eqn.invars[0], eqn.outvars[0]))
     return jnp.promote_types(before, after) == after or jnp.issubdtype(after, jnp.floating)
 
 
-def _without_shardings(jaxpr: jex.Jaxpr) -> tuple[list, list]:
-    """(equation, operands) pairs and outputs of a program, without the equations that only place values on a mesh.
+class _Flat:
+    """A program without its calls: what they call stands in their place.
 
-    On a mesh of explicit axes JAX leaves such equations, and sums over no axis, in one program and not in its twin.
+    Programs of one function that differ in their calls only, as a budget's choices may with the number of rows, are
+    alike then. Left out, too, are equations that only place values on a mesh: on one of explicit axes JAX leaves them,
+    and sums over no axis, in one program and not in its twin.
+
+    Args:
+      inputs, outputs: names of variables, or literals.
+      consts: name → value.
+      eqns: (equation, operands, names of its results).
     """
-    same, eqns = {}, []
-    read = lambda atom: atom if isinstance(atom, jex.Literal) else same.get(atom, atom)  # noqa: E731
-    for eqn in jaxpr.eqns:
-        atoms = list(map(read, eqn.invars))
-        if eqn.primitive.name in ("reshard", "sharding_constraint") or eqn.params.get("axes") == ():
-            same[eqn.outvars[0]] = atoms[0]
-        else:
-            eqns.append((eqn, atoms))
-    return eqns, list(map(read, jaxpr.outvars))
+
+    def __init__(self, jaxpr: jex.Jaxpr, consts: list):
+        self._calls = itertools.count()
+        self.consts: dict[tuple, Any] = {}
+        self.eqns: list[tuple[Any, list, list]] = []
+        self.inputs = [(-1, var) for var in jaxpr.invars]
+        self.outputs = self._flatten(jaxpr, consts, self.inputs)
+
+    def form(self) -> tuple:
+        """What is equal of two programs that are alike."""
+        eqns = [(eqn.primitive.name, len(atoms), len(names)) for eqn, atoms, names in self.eqns]
+        return eqns, len(self.inputs), len(self.consts), len(self.outputs)
+
+    def _flatten(self, jaxpr: jex.Jaxpr, consts: list, operands: list) -> list:
+        call = next(self._calls)  # JAX keeps one program for all calls of a jitted function
+        same = dict(zip(jaxpr.invars, operands, strict=True))
+        self.consts.update(((call, var), value) for var, value in zip(jaxpr.constvars, consts, strict=True))
+        read = lambda atom: atom if isinstance(atom, jex.Literal) else same.get(atom, (call, atom))  # noqa: E731
+        for eqn in jaxpr.eqns:
+            name, atoms, inner = eqn.primitive.name, list(map(read, eqn.invars)), called_programs(eqn)
+            if name in _PLACES or eqn.params.get("axes") == ():
+                same.update(zip(eqn.outvars, atoms, strict=True))
+            elif (name in _CALLS or prevents_cse(eqn) is not None) and len(inner) == 1:
+                same.update(zip(eqn.outvars, self._flatten(*inner[0], atoms), strict=True))
+            else:
+                self.eqns.append((eqn, atoms, [(call, var) for var in eqn.outvars]))
+        return list(map(read, jaxpr.outvars))
 
 
 def _is_about_sizes(parameter: str) -> bool:
