@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from jaxmem._shown import Brief
+from jaxmem._suggest import named_fields
 from jaxmem.errors import ConfigError
 
 DYNAMIC = "dynamic"
 
 
+@named_fields()
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DynamicLossScale(Brief):
     """A loss scale that searches for the largest value without overflow; equal by value, hashable.

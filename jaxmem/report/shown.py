@@ -100,7 +100,15 @@ def save(record: Any, path: str | os.PathLike) -> None:
             got=repr(os.fspath(path)),
             do=f"Write for example .save({Path(path).stem + next(iter(makers))!r}).",
         )
-    Path(path).write_text(makers[ending](), encoding="utf-8")
+    text = makers[ending]()
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            wanted=f"a file to write a {kind} to",
+            got=f"{os.fspath(path)!r} ({error.strerror})",
+            do="Name one in a folder that is there, and that may be written to.",
+        ) from error
 
 
 def in_notebook() -> bool:

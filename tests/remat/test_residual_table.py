@@ -122,7 +122,8 @@ def test_the_total_is_residual_bytes_and_the_sum_of_every_view():
     assert [row.size_bytes for row in table.rows] == sorted((row.size_bytes for row in table.rows), reverse=True)
 
 
-def test_before_and_after():
+def test_before_and_after(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")  # all columns beside one another
     fn = lambda x: jnp.sin(jnp.tanh(checkpoint_name(x @ x, "xx")) @ x)  # noqa: E731
     square = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     table = residuals(fn, square, policy=Policy(offload=("xx",)))

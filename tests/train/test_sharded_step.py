@@ -138,7 +138,7 @@ def test_the_report_counts_reductions():
     once = step_of(mesh, gradient_reduction="once").report()
     size = 4 * (D * D + D * 3)
     assert (once.gradient_reduction, once.gradient_reductions, once.gradient_reduction_bytes) == ("once", 1.0, size)
-    assert "1 x, 1.2 KiB" in rendered(once) and "gradient_reductions = 1 (compiled)" in str(once)
+    assert "1 x, 1.2 KiB" in rendered(once)
     alone = step_of().report()
     assert (alone.gradient_reduction, alone.gradient_reductions) == (None, None)
     assert MemoryReport.from_dict(once.to_dict()) == once
@@ -250,7 +250,7 @@ def test_rows_over_several_axes_are_reduced_once(kind, sizes, spec):
 def test_the_report_says_what_was_chosen_and_why():
     report = step_of(mesh_of(("data", 8))).report()
     assert (report.gradient_reduction, report.gradient_reductions) == ("once", 1.0)
-    said = " ".join(report.warnings)
+    said = " ".join(report.notes)
     assert "Gradients are reduced once, after the last micro-batch: the loss was found to be" in said
 
 

@@ -206,7 +206,7 @@ def test_none_integer_and_key_leaves_ride_along():
     assert state.params["none"] is None and (state.params["w"] != 1).all()
     assert state.params["ids"].dtype == jnp.int32 and (state.params["ids"] == jnp.arange(3)).all()
     assert state.params["key"] == jax.random.key(9) and bool(state.params["flag"])
-    with pytest.raises(IntegerParameterError, match="bool at params/flag.*Leave that leaf out with `trainable`"):
+    with pytest.raises(IntegerParameterError, match="bool at params/flag.*leave that leaf out with `trainable`"):
         make(uses_all, given).lower()
 
 
