@@ -77,3 +77,8 @@ def ipython_shell() -> Any:
     """IPython's shell, where this runs in one."""
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()
+
+
+def in_notebook() -> bool:
+    """Whether this Python is the kernel of a notebook: Jupyter's, VS Code's or Colab's."""
+    return getattr(ipython_shell(), "kernel", None) is not None

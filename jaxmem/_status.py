@@ -1,4 +1,6 @@
-"""What long work is at, on stderr: one line with its seconds on a terminal, else a line for each stage that is long."""
+"""What long work is at: a line with its seconds on a terminal's stderr, a line below a notebook's cell, else a line for
+each stage that is long.
+"""
 
 import contextlib
 import logging
@@ -6,6 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+
+from jaxmem._cell import in_notebook
 
 _PATIENCE_SECONDS = 20.0
 Show = Callable[[str], None]
@@ -15,17 +19,19 @@ Show = Callable[[str], None]
 def stages(first: str, *, elsewhere: bool = True) -> Iterator[Show]:
     """Shows `first`, then what the function it gives is called with, and beside it what jaxmem logs meanwhile.
 
-    On a terminal the line tells the seconds of its stage, and is gone in the end.
+    On a terminal the line tells the seconds of its stage; there and in a notebook it is gone in the end.
 
     Args:
       first: the first stage.
-      elsewhere: whether to print a line a stage that is long where stderr is no terminal.
+      elsewhere: whether to print a line a stage that is long where there is neither a terminal nor a notebook.
 
     >>> with stages("tracing") as stage:  # no terminal here, and quickly over, so nothing is shown
     ...     stage("compiling")
     """
     if sys.stderr.isatty():
         shown = _line(first)
+    elif in_notebook():
+        shown = _cell_line(first)
     else:
         shown = _lines(first) if elsewhere else contextlib.nullcontext(lambda stage: None)
     with shown as show, _logged(show, first) as stage:
@@ -81,6 +87,20 @@ def _line(first: str) -> Iterator[Show]:
     options = {"transient": True, "refresh_per_second": 8, "redirect_stdout": sys.stdout.isatty()}
     with Live(console=console, get_renderable=draw, **options):
         yield show
+
+
+@contextlib.contextmanager
+def _cell_line(first: str) -> Iterator[Show]:
+    from IPython.display import display  # where this is called, a notebook has loaded it
+
+    def text(said: str) -> dict[str, str]:
+        return {"text/plain": said}
+
+    line = display(text(f"jaxmem: {first} …"), raw=True, display_id=True)
+    try:
+        yield lambda stage: line.update(text(f"jaxmem: {stage} …"), raw=True)
+    finally:
+        line.update(text(""), raw=True)
 
 
 @contextlib.contextmanager

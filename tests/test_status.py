@@ -1,4 +1,4 @@
-"""What long work is at, where stderr is no terminal."""
+"""What long work is at, where stderr is no terminal: lines, or one below a notebook's cell."""
 
 import logging
 import time
@@ -30,3 +30,22 @@ def test_what_is_quick_is_not(capsys):
     with _status.stages("loading") as stage:
         stage("compiling")
     assert capsys.readouterr().err == ""
+
+
+def test_in_a_notebook_a_line_below_the_cell_tells_the_stage_and_is_gone_in_the_end(monkeypatch):
+    said = []
+
+    class Line:
+        def update(self, content, *, raw):
+            said.append(content["text/plain"])
+
+    def display(content, *, raw, display_id):
+        said.append(content["text/plain"])
+        return Line()
+
+    monkeypatch.setattr(_status, "in_notebook", lambda: True)
+    monkeypatch.setattr("IPython.display.display", display)
+    with pytest.raises(KeyboardInterrupt), _status.stages("tracing", elsewhere=False) as stage:
+        _status.counted(["none", "full"], stage, of=" for cpu")("full", "compiling")
+        raise KeyboardInterrupt
+    assert said == ["jaxmem: tracing …", "jaxmem: 2 of 2, compiling full for cpu …", ""]

@@ -15,7 +15,6 @@ _COLLECTIONS = frozenset(
     {"batch_stats", "cache", "constants", "fp8_params", "intermediates", "losses", "perturbations", "spectral_stats"}
     | {"params", "_overwrite_with_gradient"}
 )
-_RECORD = {"params": "parameters", "opt_state": "optimizer_state"}
 # Of a program that holds parameters: arguments of these names are its batch.
 _BATCH = ("batch", "images", "inputs", "labels", "targets", "tokens", "x", "y")
 
@@ -49,8 +48,8 @@ class Recognised:
 def recognise(tree: Any) -> Recognised:
     """What the types of a tree's containers tell.
 
-    A container with the fields `params` and `opt_state`, such as flax's `TrainState`, is a training state: its other
-    fields are "state". A named tuple of optax is optimizer state. A `Variable` of nnx says by its type what it is. A
+    A container with a field `params` and one that holds optimizer state, such as flax's `TrainState`, is a training
+    state: its other fields are "state". A named tuple of optax is optimizer state. A `Variable` of nnx says by its type what it is. A
     dictionary of linen's collections is the variables of a module. Other containers tell nothing.
 
     >>> import jax.numpy as jnp, optax
@@ -109,9 +108,9 @@ def _walk(node: Any, kind: str, within: bool, kinds: list[str], states: list[Sta
         return
     first, kind = len(kinds), kind or _kind_of_type(node)
     fields = {_name(key): child for key, child in children}
-    record = _RECORD.keys() <= fields.keys() and _is_record(children, fields)
+    record = _kinds_of_record(children, fields)
     of_graph = _kinds_of_graph(node)
-    is_state = record or of_graph is not None or _is_optimizer_state(node)
+    is_state = bool(record) or of_graph is not None or _is_optimizer_state(node)
     if of_graph is not None:
         kinds += of_graph
     else:
@@ -135,18 +134,24 @@ def _name(key: Any) -> str:
     return str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key))))
 
 
-def _is_record(children: list[tuple[Any, Any]], fields: Mapping[str, Any]) -> bool:
-    """Whether something with `params` and `opt_state` is a training state: a record; a dictionary may be anything."""
-    keys = [key for key, _ in children]
-    if not any(isinstance(key, DictKey) for key in keys):
-        return True
-    return "optimizer_state" in recognise(fields["opt_state"]).kinds
+def _kinds_of_record(children: list[tuple[Any, Any]], fields: Mapping[str, Any]) -> dict[str, str]:
+    """Kinds of a training state's fields; none of anything else.
+
+    It has parameters and what optax keeps for them, or is a record with the usual names; a dictionary may be anything.
+    """
+    if "params" not in fields:
+        return {}
+    others = {name: child for name, child in fields.items() if name != "params"}
+    held = [name for name, child in others.items() if "optimizer_state" in recognise(child).kinds]
+    if not held and "opt_state" in fields and not any(isinstance(key, DictKey) for key, _ in children):
+        held = ["opt_state"]
+    return {"params": "parameters", **dict.fromkeys(held, "optimizer_state"), "": "state"} if held else {}
 
 
-def _kinds_of_fields(fields: Mapping[str, Any], kind: str, record: bool) -> dict[str, str]:
+def _kinds_of_fields(fields: Mapping[str, Any], kind: str, record: dict[str, str]) -> dict[str, str]:
     """Kinds by field, and under "" that of all others, where they are not those of the container."""
     if record:
-        return {**_RECORD, "": "state"}
+        return record
     if kind == "optimizer_state":
         return {"acc_grads": "accumulators"}
     of_linen = isinstance(fields.get("params"), Mapping) and fields.keys() <= _COLLECTIONS

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxmem._cell import ipython_shell
+from jaxmem._cell import in_notebook
 from jaxmem.analysis import Comparison, MemoryReport
 from jaxmem.analysis.oom import OomBuffer, OomExplanation
 from jaxmem.errors import InputError
@@ -109,11 +109,6 @@ def save(record: Any, path: str | os.PathLike) -> None:
             got=f"{os.fspath(path)!r} ({error.strerror})",
             do="Name one in a folder that is there, and that may be written to.",
         ) from error
-
-
-def in_notebook() -> bool:
-    """Whether this Python is the kernel of a notebook: Jupyter's, VS Code's or Colab's."""
-    return getattr(ipython_shell(), "kernel", None) is not None
 
 
 def _form(record: Any) -> Form:

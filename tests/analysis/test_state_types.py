@@ -173,3 +173,17 @@ def test_nobody_who_has_no_flax_gets_it():
         "assert 'flax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Named(NamedTuple):
+    params: Any
+    opt: Any
+    step: Any
+
+
+def test_a_state_of_ones_own_is_known_by_what_optax_keeps_whatever_the_field_is_called():
+    kept = optax.adam(1e-3).init(PARAMS)
+    found = recognise(Named(PARAMS, kept, jnp.int32(0)))
+    assert set(found.kinds) == {"parameters", "optimizer_state", "state"} and found.kinds[-1] == "state"
+    assert [state.type for state in found.states] == [Named]
+    assert set(recognise(Named(PARAMS, 1.0, 0)).kinds) == {"arguments"}
