@@ -1,6 +1,6 @@
 """Pictures of what a notebook shows of GPT-2 on an H100: light, dark, and 390 pixels wide.
 
-    pip install -e '.[dev,gpu-aot,notebooks]' && python -m benchmarks.pictures FOLDER
+    pip install -e '.[dev,gpu-aot,notebooks]' && python -m benchmarks.pictures_notebook FOLDER
 
 A notebook is executed by a kernel of its own, about two minutes on two cores, then rendered by nbconvert in Jupyter's
 light and dark theme. Beside the pictures the folder holds the notebook; the sizes of its outputs are printed, and those
