@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._source import is_library
+from jaxmem._source import is_library, short_place
 from jaxmem.analysis.attribution._frames import Frames
 from jaxmem.analysis.oom import explain_oom
 from jaxmem.remat import residuals
@@ -80,7 +80,7 @@ def model_in(path):
 
 def sources_of_residuals(loss, *args):
     table = residuals(loss, *args)
-    return table, {os.path.basename(row.source) for row in table.rows}
+    return table, {short_place(row.source) for row in table.rows}
 
 
 def sources_of_buffers(loss, *args):
@@ -94,7 +94,7 @@ def sources_of_buffers(loss, *args):
     [
         (os.path.join(PURELIB, "zoo", "net.py"), "net.py"),
         ("/other/env/lib/python3.9/site-packages/zoo/net.py", "net.py"),
-        ("<ipython-input-3-5f2d>", "<ipython-input-3-5f2d>"),
+        ("<ipython-input-3-5f2d>", "In[3]"),
         ("/tmp/ipykernel_12/345.py", "345.py"),
         ("<string>", "<string>"),
         (os.path.join(PURELIB, "equinox", "net.py"), "test_source.py"),  # a framework's: the line that called it
@@ -111,7 +111,7 @@ def test_residuals_and_buffers_name_the_same_lines(path, shown):
     assert of_residuals <= of_buffers
     assert any(source.startswith(f"{shown}:") for source in of_residuals)
     named = [row for row in table.rows if row.name == "hidden"]
-    assert named and all(os.path.basename(row.source).startswith(f"{shown}:") for row in named)
+    assert named and all(short_place(row.source).startswith(f"{shown}:") for row in named)
 
 
 def test_where_all_frames_are_a_librarys_its_own_line_is_named():
