@@ -49,8 +49,8 @@ def recognise(tree: Any) -> Recognised:
     """What the types of a tree's containers tell.
 
     A container with a field `params` and one that holds optimizer state, such as flax's `TrainState`, is a training
-    state: its other fields are "state". A named tuple of optax is optimizer state. A `Variable` of nnx says by its type what it is. A
-    dictionary of linen's collections is the variables of a module. Other containers tell nothing.
+    state: its other fields are "state". A named tuple of optax is optimizer state. A `Variable` of nnx says by its type
+    what it is. A dictionary of linen's collections is the variables of a module. Other containers tell nothing.
 
     >>> import jax.numpy as jnp, optax
     >>> recognise((optax.adam(0.1).init({"w": jnp.ones(2)}), jnp.ones(3))).kinds
