@@ -91,12 +91,13 @@ def _line(first: str) -> Iterator[Show]:
 
 @contextlib.contextmanager
 def _cell_line(first: str) -> Iterator[Show]:
-    from IPython.display import display  # where this is called, a notebook has loaded it
+    from IPython.display import DisplayHandle  # where this is called, a notebook has loaded it
 
     def text(said: str) -> dict[str, str]:
         return {"text/plain": said}
 
-    line = display(text(f"jaxmem: {first} …"), raw=True, display_id=True)
+    line = DisplayHandle()
+    line.display(text(f"jaxmem: {first} …"), raw=True)
     try:
         yield lambda stage: line.update(text(f"jaxmem: {stage} …"), raw=True)
     finally:

@@ -36,16 +36,14 @@ def test_what_is_quick_is_not(capsys):
 def test_in_a_notebook_a_line_below_the_cell_tells_the_stage_and_is_gone_in_the_end(monkeypatch):
     said = []
 
-    class Line:
-        def update(self, content, *, raw):
+    class Handle:
+        def display(self, content, *, raw):
             said.append(content["text/plain"])
 
-    def display(content, *, raw, display_id):
-        said.append(content["text/plain"])
-        return Line()
+        update = display
 
     monkeypatch.setattr(_status, "in_notebook", lambda: True)
-    monkeypatch.setattr("IPython.display.display", display)
+    monkeypatch.setattr("IPython.display.DisplayHandle", Handle)
     with contextlib.suppress(KeyboardInterrupt), _status.stages("tracing", elsewhere=False) as stage:
         _status.counted(["none", "full"], stage, of=" for cpu")("full", "compiling")
         raise KeyboardInterrupt
