@@ -120,7 +120,7 @@ def compare(
     ...         x = jnp.tanh(jnp.tanh(x) @ w)
     ...     return x.sum()
     >>> table = compare(loss, policies=["none", "full"], args=([jnp.ones((4, 4))] * 3, jnp.ones((8, 4))), target="cpu")
-    >>> table["none"].saved_residual_bytes > 4 * table["full"].saved_residual_bytes > 0
+    >>> table["none"].saved_residual_bytes > 2 * table["full"].saved_residual_bytes > 0
     True
     """
     given = (*arguments, *args)
