@@ -78,9 +78,8 @@ class RowInterpreter:
 
     def _equation(self, eqn: Any, twin: Any, values: list[Value]) -> Any:
         name = eqn.primitive.name
-        inner, theirs = called_programs(eqn), called_programs(twin)
         if name in ("scan", "while", "cond"):
-            return getattr(self, f"_{name}")(eqn, twin, values, inner, theirs)
+            return getattr(self, f"_{name}")(eqn, twin, values, called_programs(eqn), called_programs(twin))
         if [value.kind for value in values] == ["largest"] and name in _KEEPS_LARGEST and _keeps_order(eqn):
             return values
         bad = worst(values)

@@ -55,12 +55,12 @@ def outputs_by_rows(
     given = [CLEAN if axis is None else rows(axis) for leaf, axis in pairs if leaf is not None]
     given += [CLEAN] * len(jax.tree.leaves(rest))
     whole, half = twins
-    strict = RowInterpreter(2, _RULES).outputs(whole, half, given)
-    mixes = any(value.kind in ("mixed", "unknown") and not value.of_sum for value in strict[: values()])
-    loose = _Loose(2, _LOOSE_RULES, 2 * part).outputs(whole, half, given)
-    found = [b if mixes and a.kind in ("mixed", "unknown") else a for a, b in zip(strict, loose, strict=True)]
-    twins = zip(found, whole.jaxpr.outvars, half.jaxpr.outvars, strict=True)
-    return [_output(*each, 2 * part) for each in twins]
+    found = RowInterpreter(2, _RULES).outputs(whole, half, given)
+    if any(value.kind in ("mixed", "unknown") and not value.of_sum for value in found[: values()]):
+        loose = _Loose(2, _LOOSE_RULES, 2 * part).outputs(whole, half, given)
+        found = [b if a.kind in ("mixed", "unknown") else a for a, b in zip(found, loose, strict=True)]
+    variables = zip(whole.jaxpr.outvars, half.jaxpr.outvars, strict=True)
+    return [_output(value, *each, 2 * part) for value, each in zip(found, variables, strict=True)]
 
 
 def _output(value: Value, out, its_twin, size: int) -> Output:
