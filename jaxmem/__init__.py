@@ -8,6 +8,7 @@ from jaxmem import _display
 if TYPE_CHECKING:
     from jaxmem import accumulate as accumulate
     from jaxmem import analysis as analysis
+    from jaxmem import checkpoint as checkpoint
     from jaxmem import errors as errors
     from jaxmem import precision as precision
     from jaxmem import remat as remat
@@ -63,7 +64,7 @@ _NAMES = {
     "try_cures": "jaxmem.train",
     "verify": "jaxmem.train",
 }
-_PACKAGES = ("accumulate", "analysis", "errors", "precision", "remat", "report", "targets", "train")
+_PACKAGES = ("accumulate", "analysis", "checkpoint", "errors", "precision", "remat", "report", "targets", "train")
 
 __all__ = [*_NAMES, *_PACKAGES]  # pyright: ignore[reportUnsupportedDunderAll]
 

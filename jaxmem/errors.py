@@ -125,6 +125,25 @@ class TooManySkippedWindows(NonFiniteError):
     """Too many windows in a row had a loss or gradients that were not finite; no loss scale can fix that."""
 
 
+class CheckpointError(InputError):
+    """Checkpoints cannot be written to, or read from, a folder."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint, or what it says of itself, is not what was written."""
+
+
+class CheckpointMismatchError(CheckpointError):
+    """A checkpoint holds other leaves than those wanted: paths, shapes or dtypes."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint was passed over, or something was cleaned up."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+
+
 class FileLoadError(InputError):
     """A FILE[:FUNCTION] cannot be loaded as a `Workload`."""
 

@@ -48,9 +48,10 @@ MAY_IMPORT = {
     **dict.fromkeys(("accumulate", "precision", "targets"), BASE),
     "remat": BASE | {"targets"},  # a budget is spent by the speed of a chip
     "analysis": BASE | {"targets"},  # what a program needs is always asked of a target
-    "train": BASE | {"accumulate", "precision", "remat", "targets", "analysis"},
-    "report": BASE | {"accumulate", "precision", "remat", "targets", "analysis", "train"},
-    "cli": BASE | {"accumulate", "precision", "remat", "targets", "analysis", "train", "report"},
+    "checkpoint": BASE,  # of any pytree; `train` says what of a step goes into one
+    "train": BASE | {"accumulate", "precision", "remat", "targets", "analysis", "checkpoint"},
+    "report": BASE | {"accumulate", "precision", "remat", "targets", "analysis", "checkpoint", "train"},
+    "cli": BASE | {"accumulate", "precision", "remat", "targets", "analysis", "checkpoint", "train", "report"},
 }
 # Packages inside of remat, and those beside them that they may know.
 INSIDE_REMAT = {"jaxprs": set(), "blocks": {"jaxprs"}, "auto": {"jaxprs", "blocks"}}
