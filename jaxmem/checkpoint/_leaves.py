@@ -33,6 +33,12 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 def described(leaf: Any) -> Leaf:
     """The `Leaf` of an array, or of a `ShapeDtypeStruct`."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, leaf)
-        return Leaf(shape=data.shape, dtype=str(data.dtype), key=str(jax.random.key_impl(leaf)))
+        said = []
+
+        def look(key):
+            said.append(str(jax.random.key_impl(key)))  # of a shape JAX tells it only while tracing
+            return jax.random.key_data(key)
+
+        data = jax.eval_shape(look, leaf)
+        return Leaf(shape=data.shape, dtype=str(data.dtype), key=said[0])
     return Leaf(shape=tuple(np.shape(leaf)), dtype=str(leaf.dtype))
