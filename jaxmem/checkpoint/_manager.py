@@ -237,9 +237,8 @@ class _Save(threading.Thread):
 
     def _finish(self) -> None:
         if self._orbax is not None:
-            with self._quiet():
+            with self._quiet(), contextlib.closing(self._orbax):
                 self._orbax.wait_until_finished()
-                self._orbax.close()
         together, state = self._together, self._path / _folder.STATE
         names = json.loads(together.first_does(lambda: json.dumps(_files.names_below(state))))
         mine = _files.digests(state, names[together.process :: together.processes])

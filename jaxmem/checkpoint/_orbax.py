@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -98,18 +99,27 @@ def _groups(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[dict[str, ja
 
 
 class _Quiet(logging.Filter):
-    """Keeps from the terminal what Orbax logs while jaxmem uses it: jaxmem says what matters by itself."""
+    """Keeps from the terminal what Orbax and TensorStore say while jaxmem uses them; jaxmem says what matters."""
 
     def __init__(self):
         super().__init__()
-        self._lock, self._users = threading.Lock(), 0
+        self._lock, self._users, self._hook = threading.Lock(), 0, sys.unraisablehook
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not self._users or "/orbax/" not in record.pathname.replace("\\", "/")
 
+    def unraisable(self, told: Any) -> None:
+        """Where one write fails, Orbax closes the event loop in which TensorStore would tell of the others."""
+        if not (isinstance(told.exc_value, RuntimeError) and str(told.exc_value) == "Event loop is closed"):
+            self._hook(told)
+
     def add(self, users: int) -> None:
         with self._lock:
             self._users += users
+            if sys.unraisablehook != self.unraisable:
+                self._hook, sys.unraisablehook = sys.unraisablehook, self.unraisable
+            if not self._users:
+                sys.unraisablehook = self._hook
 
 
 _QUIET = _Quiet()
@@ -118,7 +128,7 @@ logging.getLogger("absl").addFilter(_QUIET)
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Within it Orbax logs nothing; nor after an error, since threads it left behind log on."""
+    """Within it Orbax says nothing; nor after an error, since threads and writes that it left behind go on."""
     _QUIET.add(1)
     yield
     _QUIET.add(-1)
