@@ -4,13 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import orbax.checkpoint
 
 from jaxmem._installed import version
 from jaxmem.checkpoint import _manifest
-from jaxmem.checkpoint._leaves import described, named_leaves
+from jaxmem.checkpoint._leaves import described, named_leaves, storable, to_nested
 from jaxmem.checkpoint._manifest import Checkpoint
+from jaxmem.checkpoint._match import Reading, match
+from jaxmem.checkpoint._read import read
+from jaxmem.checkpoint._windows import window_facts
 
 
 class Manager:
@@ -30,17 +32,29 @@ class Manager:
     def __exit__(self, *_) -> None:
         self.wait()
 
-    def save(self, state: Any, *, number: int, record: Mapping | None = None, metrics: Mapping | None = None) -> None:
-        """Saves a pytree."""
+    def save(
+        self,
+        state: Any,
+        *,
+        number: int,
+        record: Mapping | None = None,
+        metrics: Mapping | None = None,
+        optimizer: Any = None,
+    ) -> None:
+        """Saves a pytree; `optimizer` is asked how many micro-steps a window of `multi_steps` has."""
         leaves = named_leaves(state)
         path = self.folder / str(number)
-        data = {n: jax.random.key_data(x) if described(x).key else x for n, x in leaves.items()}
-        with orbax.checkpoint.PyTreeCheckpointer() as checkpointer:
-            checkpointer.save(path / "state", data)
+        data = {name: storable(leaf, name) for name, leaf in leaves.items()}
+        data = {name: leaf for name, leaf in data.items() if leaf.size}
+        path.mkdir(parents=True)
+        if data:  # Orbax refuses an empty tree
+            with orbax.checkpoint.PyTreeCheckpointer() as checkpointer:
+                checkpointer.save(path / "state", to_nested(data))
         _manifest.write(
             path,
             number=number,
-            leaves={name: described(leaf) for name, leaf in leaves.items()},
+            leaves={name: described(leaf, name) for name, leaf in leaves.items()},
+            mid_window=window_facts(state, optimizer),
             record=dict(record or {}),
             metrics=dict(metrics or {}),
             versions={name: version(name) for name in ("jaxmem", "jax", "flax", "optax", "orbax-checkpoint")},
@@ -53,9 +67,11 @@ class Manager:
         """The newest good one."""
         return latest(self.folder)
 
-    def restore(self, like: Any, checkpoint: Checkpoint | None = None, *, cast: Sequence[str] = ()) -> Any:
+    def restore(
+        self, like: Any, checkpoint: Checkpoint | None = None, *, cast: str | Sequence[str] = (), optimizer: Any = None
+    ) -> Any:
         """A pytree like `like`."""
-        return restore(checkpoint or self.folder, like, cast=cast)
+        return restore(checkpoint or self.folder, like, cast=cast, optimizer=optimizer)
 
 
 def latest(folder) -> Checkpoint | None:
@@ -64,36 +80,29 @@ def latest(folder) -> Checkpoint | None:
     return _manifest.read(Path(folder) / str(max(numbers))) if numbers else None
 
 
-def save(folder, state: Any, *, number: int, record: Mapping | None = None, metrics: Mapping | None = None) -> None:
-    """Saves one checkpoint, and waits for it."""
+def save(folder, state: Any, *, number: int, **said: Any) -> None:
+    """Saves one checkpoint, and waits for it; `said` as of `Manager.save`."""
     with Manager(folder, keep=None) as manager:
-        manager.save(state, number=number, record=record, metrics=metrics)
+        manager.save(state, number=number, **said)
 
 
-def restore(where, like: Any, *, cast: Sequence[str] = ()) -> Any:
+def restore(where, like: Any, *, cast: str | Sequence[str] = (), optimizer: Any = None) -> Any:
     """A pytree like `like` from a folder's newest good checkpoint, or from a `Checkpoint`."""
     checkpoint = where if isinstance(where, Checkpoint) else latest(where)
     if checkpoint is None:
         return None
     if hasattr(like, "abstract_arguments"):  # a step
-        like = like.abstract_arguments()[0]
-    leaves = named_leaves(like)
+        like, optimizer = like.abstract_arguments()[0], like.spec.workload.optimizer
+    reading = match(
+        checkpoint.leaves,
+        like,
+        cast=cast,
+        mid_window=checkpoint.mid_window,
+        optimizer=optimizer,
+        where=f"checkpoint {checkpoint.path}",
+    )
+    return _read(checkpoint.path, reading, like)
 
-    def wanted(leaf):
-        if described(leaf).key:
-            return orbax.checkpoint.ArrayRestoreArgs(sharding=None)
-        return orbax.checkpoint.ArrayRestoreArgs(
-            sharding=getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0]),
-            global_shape=leaf.shape,
-            dtype=leaf.dtype,
-        )
 
-    with orbax.checkpoint.PyTreeCheckpointer() as checkpointer:
-        data = checkpointer.restore(
-            checkpoint.path / "state", restore_args={name: wanted(leaf) for name, leaf in leaves.items()}
-        )
-    values = [
-        jax.random.wrap_key_data(data[name], impl=described(leaf).key) if described(leaf).key else data[name]
-        for name, leaf in leaves.items()
-    ]
-    return jax.tree.structure(like).unflatten(values)
+def _read(path: Path, reading: Reading, like: Any) -> Any:
+    return read(path / "state", reading, like)

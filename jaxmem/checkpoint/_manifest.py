@@ -24,6 +24,7 @@ class Checkpoint(Brief, identity=("number", "path")):
       record: JSON that was saved with it.
       metrics: those it was saved with.
       versions: of the packages that wrote it.
+      mid_window: what `window_facts` says of its windows of `multi_steps`.
     """
 
     number: int
@@ -32,12 +33,14 @@ class Checkpoint(Brief, identity=("number", "path")):
     record: Mapping[str, Any]
     metrics: Mapping[str, float]
     versions: Mapping[str, str]
+    mid_window: Mapping[str, Mapping[str, int]]
 
 
-def write(path: Path, *, number, leaves, record, metrics, versions) -> None:
+def write(path: Path, *, number, leaves, record, metrics, versions, mid_window) -> None:
     """Writes the manifest, which makes the checkpoint a complete one."""
     fields = {name: dataclasses.asdict(leaf) for name, leaf in leaves.items()}
-    body = dict(format=FORMAT, number=number, leaves=fields, record=record, metrics=metrics, versions=versions)
+    body = {"format": FORMAT, "number": number, "leaves": fields, "record": record, "metrics": metrics}
+    body |= {"versions": versions, "mid_window": mid_window}
     (path / NAME).write_text(json.dumps(body))
 
 
@@ -45,5 +48,5 @@ def read(path: Path) -> Checkpoint:
     """The checkpoint in a folder."""
     body = json.loads((path / NAME).read_text())
     leaves = {name: Leaf(**fields | {"shape": tuple(fields["shape"])}) for name, fields in body["leaves"].items()}
-    told = {name: body[name] for name in ("number", "record", "metrics", "versions")}
+    told = {name: body[name] for name in ("number", "record", "metrics", "versions", "mid_window")}
     return Checkpoint(path=path, leaves=leaves, **told)
