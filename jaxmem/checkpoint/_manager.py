@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxmem import _compat
 from jaxmem._installed import version
 from jaxmem.checkpoint import _errors, _files, _folder, _manifest, _restore
-from jaxmem.checkpoint._leaves import described, named_leaves
+from jaxmem.checkpoint._leaves import described, named_leaves, storable
 from jaxmem.checkpoint._manifest import Checkpoint
 from jaxmem.checkpoint._together import Together
+from jaxmem.checkpoint._windows import window_facts
 from jaxmem.errors import CheckpointError, CheckpointWarning, InputError
 
 _LOG = logging.getLogger(__name__)
@@ -106,6 +106,7 @@ class Manager:
         number: int | None = None,
         record: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
+        optimizer: Any = None,
     ) -> None:
         """Saves a pytree of arrays; its arrays may be donated or deleted as soon as this returns.
 
@@ -116,6 +117,7 @@ class Manager:
           number: of the checkpoint; by default `state.window`, or `state.step`.
           record: JSON to be saved with it.
           metrics: name → scalar.
+          optimizer: whose state is saved; of `multi_steps` it tells how many micro-steps a window has.
 
         Raises:
           CheckpointError: it cannot be written, the save before could not be, or there is a good one of that number.
@@ -123,7 +125,7 @@ class Manager:
         self.wait()
         if not self._is_open:
             self._open()
-        self._pending = _Save(self, state, _number(state, number), dict(record or {}), dict(metrics or {}))
+        self._pending = _Save(self, state, _number(state, number), dict(record or {}), dict(metrics or {}), optimizer)
         self._pending.start()
 
     def wait(self) -> None:
@@ -148,10 +150,17 @@ class Manager:
         """Those that are complete by their manifests, the oldest first; whether files are damaged is not looked at."""
         return _restore.listed(self.folder)
 
-    def restore(self, like: Any, checkpoint: Checkpoint | None = None, *, cast: Sequence[str] = ()) -> Any:
+    def restore(
+        self,
+        like: Any,
+        checkpoint: Checkpoint | None = None,
+        *,
+        cast: str | Sequence[str] = (),
+        optimizer: Any = None,
+    ) -> Any:
         """A pytree like `like` from a checkpoint, by default the newest good one; see `jaxmem.checkpoint.restore`."""
         self.wait()
-        return _restore.restore(self.folder if checkpoint is None else checkpoint, like, cast=cast)
+        return _restore.restore(self.folder if checkpoint is None else checkpoint, like, cast=cast, optimizer=optimizer)
 
     def _open(self) -> None:
         """Takes the folder for this run, and removes what saves that did not end have left there."""
@@ -192,7 +201,7 @@ class Manager:
 class _Save(threading.Thread):
     """One save: what has to be done at once when it is made, the rest when it is started."""
 
-    def __init__(self, manager: Manager, state: Any, number: int, record: dict, metrics: dict):
+    def __init__(self, manager: Manager, state: Any, number: int, record: dict, metrics: dict, optimizer: Any):
         super().__init__(name=f"jaxmem-save-{number}")
         from jaxmem.checkpoint import _orbax  # a second to load, which who only imports jaxmem does not pay
 
@@ -201,21 +210,19 @@ class _Save(threading.Thread):
         self._path = manager.folder / str(number)
         self._wanted = f"to save checkpoint {number}"
         self._together = Together(f"{manager._name}/save/{next(manager._saves)}")
-        leaves = {name: _array(name, leaf) for name, leaf in named_leaves(state).items()}
+        leaves = named_leaves(state)
+        arrays = {name: storable(leaf, name) for name, leaf in leaves.items()}
         self._checkpoint = Checkpoint(
             number=number,
             path=self._path,
-            leaves={name: described(leaf) for name, leaf in leaves.items()},
+            leaves={name: described(leaf, name) for name, leaf in leaves.items()},
+            mid_window=window_facts(state, optimizer),
             record=_json(record),
             metrics={name: float(value) for name, value in metrics.items()},
             versions={name: version(name) or "" for name in _manifest.PACKAGES} | {"python": platform.python_version()},
             processes=self._together.processes,
         )
-        arrays = {
-            name: jax.random.key_data(leaf) if self._checkpoint.leaves[name].key else leaf
-            for name, leaf in leaves.items()
-            if leaf.size
-        }
+        arrays = {name: array for name, array in arrays.items() if array.size}  # Orbax writes none without elements
         self._quiet, self._orbax = _orbax.quiet, None
         try:
             self._together.first_does(self._make_folder)
@@ -273,6 +280,7 @@ def save(
     number: int | None = None,
     record: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
+    optimizer: Any = None,
 ) -> None:
     """Saves one checkpoint, and waits until it is complete; none is deleted. See `Manager.save`.
 
@@ -283,7 +291,7 @@ def save(
     <Checkpoint number=7 ...>
     """
     with Manager(folder, keep=None) as manager:
-        manager.save(state, number=number, record=record, metrics=metrics)
+        manager.save(state, number=number, record=record, metrics=metrics, optimizer=optimizer)
 
 
 _OPEN: "weakref.WeakSet[Manager]" = weakref.WeakSet()
@@ -324,20 +332,6 @@ def _number(state: Any, number: Any) -> int:
             do="Pass number=, such as the count of steps so far.",
         )
     return found
-
-
-def _array(name: str, leaf: Any) -> Any:
-    """The leaf as an array; scalars of Python and NumPy become arrays of NumPy."""
-    if isinstance(leaf, jax.Array):
-        return leaf
-    array = np.asarray(leaf)
-    if array.dtype.kind in "OSUMm":
-        raise CheckpointError(
-            wanted="a pytree of arrays",
-            got=f"a {type(leaf).__name__} at {name}",
-            do="Put what is no array into `record`, or leave it out.",
-        )
-    return array
 
 
 def _json(record: dict) -> dict:
