@@ -11,6 +11,7 @@ from jaxmem._installed import version
 from jaxmem.checkpoint import _manifest
 from jaxmem.checkpoint._leaves import described, named_leaves
 from jaxmem.checkpoint._manifest import Checkpoint
+from jaxmem.checkpoint._own import owned
 
 
 class Manager:
@@ -92,8 +93,8 @@ def restore(where, like: Any, *, cast: Sequence[str] = ()) -> Any:
         data = checkpointer.restore(
             checkpoint.path / "state", restore_args={name: wanted(leaf) for name, leaf in leaves.items()}
         )
-    values = [
-        jax.random.wrap_key_data(data[name], impl=described(leaf).key) if described(leaf).key else data[name]
-        for name, leaf in leaves.items()
-    ]
+    values = []
+    for name, leaf in leaves.items():
+        value = owned(data.pop(name))
+        values.append(jax.random.wrap_key_data(value, impl=described(leaf).key) if described(leaf).key else value)
     return jax.tree.structure(like).unflatten(values)
