@@ -12,7 +12,6 @@ from jaxmem.checkpoint._leaves import Leaf, described, from_nested, is_number, n
 from jaxmem.checkpoint._match import Reading
 from jaxmem.checkpoint._own import owned
 
-
 # A call of Orbax takes some ms, whatever it reads; what it reads is in the host's memory twice for a moment.
 _GROUP_BYTES = 256 * 2**20
 
