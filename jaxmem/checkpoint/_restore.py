@@ -126,9 +126,10 @@ def restore(
         with _orbax.quiet():
             return _read.read(checkpoint.path / _folder.STATE, reading, like)
     except Exception as error:
-        if _errors.is_device_memory(error):
+        told = _errors.unreadable(error, checkpoint.path, checkpoint.versions.get("orbax-checkpoint"))
+        if told is None or _errors.is_device_memory(error):
             raise
-        raise _errors.unreadable(error, checkpoint.path, checkpoint.versions.get("orbax-checkpoint")) from error
+        raise told from error
 
 
 def _chosen(where: str | Path | Checkpoint, number: int | None) -> Checkpoint:
