@@ -390,7 +390,7 @@ def test_tracebacks_of_one_thread_are_whole():
 
 # Of a thread that the main thread does not wait for: whether it may still start another by `asyncio.to_thread`.
 LATE = """
-import asyncio, sys, threading, time
+import asyncio, concurrent.futures.thread, sys, threading, time
 from jaxmem import _compat
 done = threading.Event()
 def work():
