@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import platform
+import sys
 import threading
 import warnings
 import weakref
@@ -73,13 +74,8 @@ class Manager:
             raise InputError(wanted="keep_best to be 0 or more", got=f"{keep_best!r}", do="Pass for example 1.")
         if best_mode not in ("min", "max"):
             raise InputError(wanted='best_mode to be "min" or "max"', got=f"{best_mode!r}", do='A loss has "min".')
-        self.folder, self.keep, self.keep_best, self.best, self.best_mode = (
-            _restore.absolute(folder),
-            keep,
-            keep_best,
-            best,
-            best_mode,
-        )
+        self.folder = _restore.absolute(folder)
+        self.keep, self.keep_best, self.best, self.best_mode = keep, keep_best, best, best_mode
         self._pending: _Save | None = None
         self._open()
 
@@ -148,6 +144,7 @@ class Manager:
 
     def checkpoints(self) -> list[Checkpoint]:
         """Those that are complete by their manifests, the oldest first; whether files are damaged is not looked at."""
+        self.wait()
         return _restore.listed(self.folder)
 
     def restore(
@@ -185,10 +182,10 @@ class Manager:
             raise _errors.explained(error, "a folder to save checkpoints in", self.folder) from error
 
     def _retain(self, newest: int) -> None:
-        """Deletes what is neither among the newest nor among the best."""
+        """Deletes what is neither among the newest nor among the best; what is known as damaged does not count."""
         if self.keep is None:
             return
-        there = self.checkpoints()
+        there = [each for each in _restore.listed(self.folder) if each.path not in _restore.DAMAGED]
         sign = 1 if self.best_mode == "min" else -1
         rated = [each for each in there if not math.isnan(each.metrics.get(self.best, math.nan))]
         rated.sort(key=lambda each: (sign * each.metrics[self.best], -each.number))
@@ -209,7 +206,9 @@ class _Save(threading.Thread):
         self._manager, self._number = manager, number
         self._path = manager.folder / str(number)
         self._wanted = f"to save checkpoint {number}"
-        self._together = Together(f"{manager._name}/save/{next(manager._saves)}")
+        count = next(manager._saves)
+        self._together = Together(f"{manager._name}/save/{count}")
+        self._together.forget(f"{manager._name}/save/{count - 2}")  # all have left it, or the one before had no end
         leaves = named_leaves(state)
         arrays = {name: storable(leaf, name) for name, leaf in leaves.items()}
         self._checkpoint = Checkpoint(
@@ -252,7 +251,7 @@ class _Save(threading.Thread):
         said = together.gather(json.dumps(mine))
         files = {f"{_folder.STATE}/{name}": tuple(told) for text in said for name, told in json.loads(text).items()}
         together.first_does(lambda: _manifest.write(dataclasses.replace(self._checkpoint, files=files)))
-        _LOG.info("checkpoint %d is complete", self._number)
+        _LOG.debug("checkpoint %d is complete", self._number)
         self._wanted = "to delete older checkpoints"
         together.first_does(lambda: self._manager._retain(self._number))
 
@@ -261,6 +260,7 @@ class _Save(threading.Thread):
         if aside:
             text = f"checkpoint {self._number} of {self._path.parent} is damaged, and was moved to {aside.name}"
             warnings.warn(CheckpointWarning(text), stacklevel=6)
+        _restore.DAMAGED.discard(self._path)
         self._path.mkdir()
 
     def _failed(self, error: Exception) -> CheckpointError:
@@ -312,7 +312,7 @@ def _finish_all() -> None:
         try:
             manager.wait()
         except CheckpointError as error:
-            warnings.warn(CheckpointWarning(str(error)), stacklevel=1)
+            print(f"jaxmem: {error}", file=sys.stderr)
 
 
 _compat.before_threads_end(_finish_all)

@@ -19,6 +19,8 @@ from jaxmem.errors import CheckpointError, CheckpointWarning, DamagedCheckpointE
 _LOG = logging.getLogger(__name__)
 _COUNT = itertools.count()  # the same in all processes, which ask in the same order
 _MOST_NAMED = 3
+DAMAGED: set[Path] = set()
+"""Checkpoints that this process has found damaged."""
 
 
 def absolute(folder: str | Path) -> Path:
@@ -177,6 +179,7 @@ def _verified(checkpoint: Checkpoint, together: Together) -> Checkpoint:
 
 def _raise_faults(path: Path, found: list[str]) -> None:
     if found:
+        DAMAGED.add(path)
         raise _damaged(path, found)
 
 

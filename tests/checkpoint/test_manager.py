@@ -92,6 +92,18 @@ def test_a_damaged_checkpoint_is_passed_over_and_refused_by_its_number(tmp_path)
         assert float(manager.restore(state())["w"][0, 0]) == 10
 
 
+def test_damaged_checkpoints_neither_count_nor_go(tmp_path):
+    for number in (1, 2, 3):
+        checkpoint.save(tmp_path, state(number), number=number)
+    damage(tmp_path, 3)
+    with Manager(tmp_path, keep=2) as manager:
+        with pytest.warns(CheckpointWarning, match="passed over checkpoint 3"):
+            assert manager.latest().number == 2
+        for number in (4, 5):
+            manager.save(state(number), number=number)
+    assert numbers(tmp_path) == [3, 4, 5]
+
+
 def test_a_damaged_checkpoint_is_moved_aside_where_its_number_is_saved_again(tmp_path):
     checkpoint.save(tmp_path, state(1), number=1)
     with pytest.raises(CheckpointError, match="got 1, which is a good checkpoint"):
@@ -192,8 +204,8 @@ def test_a_save_that_is_pending_when_the_program_dies_is_finished(tmp_path, disk
     if disk == "good":
         assert after == [] and numbers(tmp_path) == [1, 2]
     else:
-        assert "CheckpointWarning: Wanted to save checkpoint 2; got a disk that is full: " in after[0]
-        assert len(after) <= 2 and sorted(path.name for path in tmp_path.iterdir()) == [".lock", "1"]
+        assert len(after) == 1 and after[0].startswith("jaxmem: Wanted to save checkpoint 2; got a disk that is full: ")
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "1"]
 
 
 def test_managers_of_one_process_share_a_folder_in_turn(tmp_path):
