@@ -67,7 +67,14 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     >>> sorted(named_leaves({"params": {"w": 1.0}, "moments": (2.0, None, {})}))
     ['moments/0', 'params/w']
     """
-    found = jax.tree_util.tree_leaves_with_path(tree)
+    try:
+        found = jax.tree_util.tree_leaves_with_path(tree)
+    except ValueError as error:
+        raise CheckpointError(
+            wanted="a pytree, whose dicts have keys that can be ordered",
+            got=str(error).rstrip("."),
+            do="Use strings for keys.",
+        ) from error
     below = collections.Counter(path[:end] for path, _ in found for end in range(len(path)))
     named, paths, written = {}, {}, {}
     for path, leaf in found:
