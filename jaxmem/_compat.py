@@ -310,3 +310,8 @@ def with_cotangent(value):
 
 
 with_cotangent.defvjp(lambda value: (value, None), lambda _, cotangent: (cotangent,))
+
+
+def every_of_optax(optimizer: Any) -> Callable[[Any], Any] | None:
+    """The function by which an `optax.MultiSteps` says how many calls a window has; None for other objects."""
+    return getattr(optimizer, "_every_k_schedule", None)

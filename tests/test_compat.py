@@ -3,6 +3,7 @@
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
@@ -383,3 +384,10 @@ def test_tracebacks_of_one_thread_are_whole():
         jnp.dot(jnp.ones(2), jnp.ones(3))
     assert any("dot_general" in frame.name for frame in caught.traceback)
     assert not hasattr(jax, "traceback_filtering")
+
+
+def test_how_long_a_window_of_optax_is_has_no_public_name():
+    """When this fails, `every_of_optax` should use the public attribute."""
+    optimizer = optax.MultiSteps(optax.sgd(0.1), lambda step: step + 3)
+    assert _compat.every_of_optax(optimizer)(4) == 7
+    assert not any("every" in name for name in dir(optimizer) if not name.startswith("_"))

@@ -2,7 +2,8 @@
 
 import collections
 import dataclasses
-import difflib
+import itertools
+import operator
 import re
 from collections.abc import Iterable, Mapping
 
@@ -75,17 +76,22 @@ def _scanned(missing: Mapping[str, Leaf], unwanted: Mapping[str, Leaf]) -> str:
         (missing, unwanted, "The checkpoint is of an unrolled model and the tree of a scanned one"),
         (unwanted, missing, "The checkpoint is of a scanned model and the tree of an unrolled one"),
     ):
-        layers = collections.Counter((re.sub(r"\d+", "#", name), leaf) for name, leaf in other.items())
+        layers = collections.defaultdict(list)
+        for each, leaf in other.items():
+            layers[re.sub(r"\d+", "#", each), leaf].append(each)
+        stacks = {(_last(each[0]), leaf, len(each)): each[0] for (_, leaf), each in layers.items() if len(each) > 1}
         for name, stacked in sorted(one.items(), key=lambda item: is_below(item[0], OPTIMIZER)):
-            for (pattern, leaf), count in layers.items():
-                axes = [axis for axis, size in enumerate(stacked.shape) if size == count]
-                if count > 1 and any(_without(stacked, axis) == leaf for axis in axes):
-                    part = next(each for each in other if re.sub(r"\d+", "#", each) == pattern)
+            for axis, size in enumerate(stacked.shape):
+                if part := stacks.get((_last(name), _without(stacked, axis), size)):
                     return (
-                        f"{said}: {name} holds {count} arrays such as {part}. Restore into a model of the same kind, "
+                        f"{said}: {name} holds {size} arrays such as {part}. Restore into a model of the same kind, "
                         "and stack or split its layers."
                     )
     return ""
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def _without(leaf: Leaf, axis: int) -> Leaf:
@@ -100,11 +106,17 @@ def _renamed(missing: Mapping[str, Leaf], unwanted: Mapping[str, Leaf]) -> str:
     pairs, free = [], dict(unwanted)
     for name in names[:3]:
         alike = [other for other, leaf in free.items() if leaf == missing[name]]
-        close = max(alike, key=lambda other: difflib.SequenceMatcher(None, name, other).ratio())
+        close = max(alike, key=lambda other: _num_shared(name, other))
         del free[close]
         pairs.append(f"{name} may be what was saved as {close}")
     more = f", and {len(names) - 3} more likewise" if len(names) > 3 else ""
     return f"Renamed? {', '.join(pairs)}{more}: restore under the names of the checkpoint, and rename afterwards."
+
+
+def _num_shared(one: str, other: str) -> int:
+    """Letters at the beginnings and at the ends of two names that are the same."""
+    pairs = (map(operator.eq, one, other), map(operator.eq, reversed(one), reversed(other)))
+    return sum(sum(itertools.takewhile(bool, pair)) for pair in pairs)
 
 
 def _other_optimizer(names: Iterable[str]) -> str:

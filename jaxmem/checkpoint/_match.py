@@ -1,6 +1,7 @@
 """`match`: where each leaf of a tree is in a checkpoint, or what does not fit, by name, before anything is read."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -74,7 +75,7 @@ checkpoint was saved with.
     """
     trees = named_leaves(like)
     wanted = {name: described(leaf, name) for name, leaf in trees.items()}
-    may_cast = _matched(cast, [name for name in wanted if _kind(wanted[name]) in ("float", "complex")])
+    may_cast = _matched(cast, [name for name, leaf in wanted.items() if _kind(leaf.dtype) in ("float", "complex")])
     moved = migrate(saved, wanted, mid_window or {}, optimizer)
     sources = {name: moved.moved.get(name, name) for name in wanted if name not in moved.zeros}
 
@@ -116,18 +117,19 @@ def _differences(
             found.keys[name] = have, want
         elif have.shape != want.shape:
             found.shapes[name] = have, want
-        elif have.dtype != want.dtype and not (_kind(have) == _kind(want) and may_differ(name)):
+        elif have.dtype != want.dtype and not (_kind(have.dtype) == _kind(want.dtype) and may_differ(name)):
             found.dtypes[name] = have, want
-            if _kind(have) == _kind(want) in ("float", "complex"):
+            if _kind(have.dtype) == _kind(want.dtype) in ("float", "complex"):
                 found.castable.add(name)
     read = {*sources.values(), *dropped}
     found.unwanted.update({name: leaf for name, leaf in saved.items() if name not in read})
     return found
 
 
-def _kind(leaf: Leaf) -> str:
+@functools.cache
+def _kind(dtype: str) -> str:
     kinds = {"complex": jnp.complexfloating, "float": jnp.floating, "int": jnp.integer}
-    return next((kind for kind, of in kinds.items() if jnp.issubdtype(jnp.dtype(leaf.dtype), of)), "bool")
+    return next((kind for kind, of in kinds.items() if jnp.issubdtype(jnp.dtype(dtype), of)), "bool")
 
 
 def _matched(cast: str | Sequence[str], names: list[str]) -> set[str]:

@@ -185,8 +185,8 @@ def test_windows_do_not_change_before_their_end(old, new):
 
 def test_another_k():
     saved = state(optimizer=OURS)
-    for every in (6, lambda steps: 6 if steps == 7 else 4):
-        optimizer = multi_steps(PLAIN, every)
+    six = (6, lambda steps: 6 if steps == 7 else 4)
+    for optimizer in [*(multi_steps(PLAIN, every) for every in six), optax.MultiSteps(PLAIN, 6)]:
         match(leaves_of(saved), saved, mid_window=facts(0, every=4), optimizer=optimizer)
         text = told(saved, saved, mid_window=facts(2, every=4), optimizer=optimizer)
         assert "every changes from 4 to 6" in text and "2 more micro-steps, which end the window" in text

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint
 import pytest
 from flax import linen as nn
 from flax import nnx
@@ -29,9 +30,15 @@ OPTIMIZER = optax.chain(
 def bits(leaf: Any) -> tuple:
     """Everything by which a leaf can differ from another."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return str(jax.random.key_impl(leaf)), leaf.sharding, np.asarray(jax.random.key_data(leaf)).tobytes()
+        return (
+            str(jax.random.key_impl(leaf)),
+            leaf.sharding,
+            leaf.committed,
+            np.asarray(jax.random.key_data(leaf)).tobytes(),
+        )
     value = np.asarray(leaf)
-    return type(leaf), value.dtype, value.shape, getattr(leaf, "sharding", None), value.tobytes()
+    place = [getattr(leaf, name, None) for name in ("sharding", "committed", "weak_type")]
+    return type(leaf), value.dtype, value.shape, place, value.tobytes()
 
 
 def assert_same(got: Any, expected: Any) -> None:
@@ -46,8 +53,12 @@ def round_trip(tmp_path, tree: Any, like: Any = None) -> Any:
 
 
 def abstract(tree: Any) -> Any:
-    """The shapes, with their shardings."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+    """The shapes, with their shardings where arrays are committed to them."""
+
+    def shape(x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None)
+
+    return jax.tree.map(shape, tree)
 
 
 def params():
@@ -57,10 +68,10 @@ def params():
     }
 
 
-def stepped(optimizer, params, state=None):
+def stepped(optimizer, params):
     """The optimizer's state after a step, so that its moments are not zeros."""
     grads = jax.tree.map(jnp.ones_like, params)
-    return optimizer.update(grads, optimizer.init(params) if state is None else state, params)[1]
+    return jax.jit(optimizer.update)(grads, optimizer.init(params), params)[1]
 
 
 class Pair(NamedTuple):
@@ -165,6 +176,8 @@ def test_what_else_a_tree_can_hold(tmp_path):
     keys = jax.random.split(jax.random.key(5), 8)
     tree = {
         **arrays,
+        "not committed": {name: values.astype(name) for name in DTYPES},
+        "weak": (jnp.asarray(0.1), jnp.asarray(3), jax.device_put(jnp.asarray(2.0), NamedSharding(mesh, P()))),
         "keys": jax.device_put(keys, NamedSharding(mesh, P("data"))),
         "rbg": jax.random.key(1, impl="rbg"),
         "nan": jnp.array([jnp.nan, -jnp.nan, jnp.inf, -0.0, 1e-45]),
@@ -182,6 +195,14 @@ def test_what_else_a_tree_can_hold(tmp_path):
     assert_same(round_trip(tmp_path, tree), tree)
     for at in ("int4", "uint4", "keys"):
         assert_same(round_trip(tmp_path / at, tree[at], abstract(tree[at])), tree[at])  # one array is a tree too
+
+
+def test_orbax_alone_can_read_it(tmp_path):
+    checkpoint.save(tmp_path, {"params": {"w": np.ones(2)}, "opt_state": (np.zeros(3), {}), "step": 3}, number=7)
+    with orbax.checkpoint.PyTreeCheckpointer() as checkpointer:
+        got = checkpointer.restore(tmp_path / "7" / "state")
+    expected = {"params": {"w": np.ones(2)}, "opt_state": {"0": np.zeros(3)}, "step": np.asarray(3, np.int32)}
+    assert_same(jax.tree.map(np.asarray, got), expected)
 
 
 def test_an_empty_tree(tmp_path):
