@@ -1,5 +1,6 @@
 """Reads a tree from Orbax's files: each leaf by its shards, straight to where and in the dtype it is wanted."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,9 @@ def _as_wanted(value: Any, leaf: Any, want: Leaf, *, weak: bool) -> Any:
     if value.size:
         value = owned(value)
     if want.key:
-        return jax.random.wrap_key_data(value, impl=want.key)
+        # Under jit, or the key's data are sharded as no program's output is, and the next step is compiled twice.
+        wrap = functools.partial(jax.random.wrap_key_data, impl=want.key)
+        return jax.jit(wrap, out_shardings=_sharding(leaf))(value)
     return value if value.dtype == want.dtype else value.astype(want.dtype)  # what tensorstore cannot hold
 
 

@@ -75,7 +75,9 @@ def test_case_38_across_8_4_and_1_devices_and_back(tmp_path, optimizer):
         step = step_on(devices, optimizer)
         state = checkpoint.restore(tmp_path, step)
         assert_same(on_host(state), wanted)
-        assert shardings(state) == shardings(step.init())
+        same = jax.jit(lambda state: state)
+        assert shardings(same(state)) == shardings(same(step.init()))
+        assert same._cache_size() == 1  # a step that is compiled for a new state takes a restored one
         assert len(state.params["w"].sharding.device_set) == devices
         again = checkpoint.restore(tmp_path, step)
         after.append(on_host(step(again, X)[0]))
