@@ -1,8 +1,12 @@
 """Each private or version-dependent touch of JAX: that it still works, and when it can go."""
 
+import subprocess
+import sys
+
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
@@ -383,3 +387,44 @@ def test_tracebacks_of_one_thread_are_whole():
         jnp.dot(jnp.ones(2), jnp.ones(3))
     assert any("dot_general" in frame.name for frame in caught.traceback)
     assert not hasattr(jax, "traceback_filtering")
+
+
+# Of a thread that the main thread does not wait for: whether it may still start another by `asyncio.to_thread`.
+LATE = """
+import asyncio, concurrent.futures.thread, sys, threading, time
+from jaxmem import _compat
+done = threading.Event()
+def work():
+    time.sleep(0.2)
+    try:
+        asyncio.new_event_loop().run_until_complete(asyncio.to_thread(int))
+        print("started")
+    except RuntimeError as error:
+        print(error)
+    done.set()
+threading.Thread(target=work).start()
+if sys.argv[1] == "hook":
+    _compat.before_threads_end(done.wait)
+"""
+
+
+@pytest.mark.parametrize(
+    "hook, said", [("hook", "started"), ("none", "can")]
+)  # "cannot schedule ...", "can't create ..."
+def test_what_waits_before_threads_end_can_start_threads(hook, said):
+    """Without the hook Python starts none any more; where it does, `before_threads_end` can go."""
+    ran = subprocess.run([sys.executable, "-c", LATE, hook], capture_output=True, text=True)
+    assert ran.stdout.startswith(said), ran.stderr
+
+
+def test_jax_has_no_public_name_for_its_coordinator():
+    """When `jax.distributed` has a store of keys and values, `coordinator` can go."""
+    assert _compat.coordinator() is None  # one process
+    assert not [name for name in dir(jax.distributed) if "key" in name or "client" in name]
+
+
+def test_how_long_a_window_of_optax_is_has_no_public_name():
+    """When this fails, `every_of_optax` should use the public attribute."""
+    optimizer = optax.MultiSteps(optax.sgd(0.1), lambda step: step + 3)
+    assert _compat.every_of_optax(optimizer)(4) == 7
+    assert not any("every" in name for name in dir(optimizer) if not name.startswith("_"))
