@@ -53,6 +53,10 @@ class Manager:
         """The newest good one."""
         return latest(self.folder)
 
+    def checkpoints(self) -> list[Checkpoint]:
+        """Those that are complete by their manifest."""
+        return [_manifest.read(path.parent) for path in self.folder.glob(f"*/{_manifest.NAME}")]
+
     def restore(self, like: Any, checkpoint: Checkpoint | None = None, *, cast: Sequence[str] = ()) -> Any:
         """A pytree like `like`."""
         return restore(checkpoint or self.folder, like, cast=cast)
