@@ -170,8 +170,8 @@ def run_loop(
         state = saves.start(state)
         _check_state(step, state, max_skipped)
         first = int(state.window)
-        before = 0 if checkpoint is None else first  # of num_steps
-        end = first + num_steps - before
+        begin = first if checkpoint is None else 0  # what num_steps counts from
+        end = begin + num_steps
         if first >= end:
             say(f"{first} windows are trained already, of {num_steps}: nothing to do")
             return LoopResult(
@@ -182,7 +182,7 @@ def run_loop(
         in_flight, metrics, window = collections.deque(), {}, first - 1
         with Interrupts(terminate=terminate) as signals:
             with (
-                Progress(num_steps, before=first - before, shown=progress, line_seconds=line_seconds) as bar,
+                Progress(num_steps, before=first - begin, shown=progress, line_seconds=line_seconds) as bar,
                 MetricsFile(metrics_path, append=first > 0, trim=(first, log_every) if resumed else None) as log,
             ):
                 sinks = (log.write,) if on_metrics is None else (log.write, on_metrics)
@@ -226,7 +226,7 @@ def run_loop(
             newest = saves.finish()
     stopped = "done" if window + 1 == end else signals.stopped or "data ended"
     if stopped == "data ended":
-        say(f"data ended after {window + 1 - before} of {num_steps} windows")
+        say(f"data ended after {window + 1 - begin} of {num_steps} windows")
     if progress and readings.memory is not None:
         say(str(readings.memory))
     return LoopResult(

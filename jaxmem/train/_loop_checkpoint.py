@@ -52,7 +52,8 @@ class Checkpoints:
 
     def __exit__(self, kind, error, traceback) -> None:
         try:
-            self._stack.__exit__(kind, error, traceback)
+            with self._stages(f"saving window {self._saved}"):
+                self._stack.__exit__(kind, error, traceback)
         except Exception as failed:
             if error is None:
                 raise
