@@ -30,7 +30,15 @@ class Manager:
     def __exit__(self, *_) -> None:
         self.wait()
 
-    def save(self, state: Any, *, number: int, record: Mapping | None = None, metrics: Mapping | None = None) -> None:
+    def save(
+        self,
+        state: Any,
+        *,
+        number: int,
+        record: Mapping | None = None,
+        metrics: Mapping | None = None,
+        optimizer: Any = None,
+    ) -> None:
         """Saves a pytree."""
         leaves = named_leaves(state)
         path = self.folder / str(number)

@@ -51,6 +51,8 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
+        if self._manager is None:
+            return
         try:
             with self._stages(f"saving window {self._saved}"):
                 self._stack.__exit__(kind, error, traceback)
@@ -59,7 +61,7 @@ class Checkpoints:
                 raise
             if failed is not error:
                 say(f"the checkpoint of window {self._saved} was not completed: {named(failed)}")
-        if error is not None and self._manager is not None:
+        if error is not None:
             self._tell_last(error)
 
     def start(self, state: Any) -> Any:
@@ -105,7 +107,8 @@ class Checkpoints:
         numbers.pop("seconds", None)
         record = record_of(self._step, batches.position())
         self._saved = window + 1
-        self._manager.save(state, number=self._saved, record=record, metrics=numbers)
+        optimizer = getattr(getattr(self._step, "workload", None), "optimizer", None)
+        self._manager.save(state, number=self._saved, record=record, metrics=numbers, optimizer=optimizer)
 
     def finish(self) -> "Checkpoint | None":
         """Waits until all is saved; the newest checkpoint."""

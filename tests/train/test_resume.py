@@ -290,41 +290,44 @@ def test_an_error_names_the_last_checkpoint_and_saves_nothing(tmp_path, capsys):
 
 
 class FullDisk(checkpoint.Manager):
-    """The save of one number fails; when that is noticed is the caller's choice."""
+    """The save of window 6 fails, which `save` or a later `wait` tells."""
 
-    fails_in = "save"
+    told_by = "save"
+    failed = False
 
     def save(self, state, *, number, **options):
-        if number == 6 and self.fails_in == "save":
-            raise CheckpointError(wanted="room for 6", got="a full disk", do="Free some.")
-        super().save(state, number=number, **options)
+        if number < 6:
+            return super().save(state, number=number, **options)
+        self.failed = True
+        if self.told_by == "save":
+            self.wait()
 
     def wait(self):
-        if self.fails_in == "wait":
-            raise CheckpointError(wanted="room for 4", got="a full disk", do="Free some.")
+        if self.failed:
+            self.failed = False
+            raise CheckpointError(wanted="room for 6", got="a full disk", do="Free some.")
         super().wait()
 
 
-def test_a_save_that_fails_ends_training(tmp_path):
-    trained = []
+@pytest.mark.parametrize("told_by, trained", [("save", 6), ("wait", 8)])
+def test_a_save_that_fails_ends_training(tmp_path, told_by, trained):
+    seen, manager = [], FullDisk(tmp_path)
+    manager.told_by = told_by
     with pytest.raises(CheckpointError, match=r"a full disk. Free some. The last checkpoint is that of window 3, "):
-        train_loop(
-            add,
-            new_state(),
-            lambda window: trained.append(window) or jnp.float32(1),
-            9,
-            checkpoint=FullDisk(tmp_path),
-            save_every=3,
-        )
-    assert trained == list(range(6))
+        train_loop(add, new_state(), lambda window: seen.append(window) or 1.0, 8, checkpoint=manager, save_every=3)
+    assert len(seen) == trained
 
 
 def test_a_save_that_fails_behind_another_error_does_not_hide_it(tmp_path, capsys):
     manager = FullDisk(tmp_path)
-    manager.fails_in = "wait"
+    manager.told_by = "wait"
     with pytest.raises(KeyError, match="missing"):
-        train_loop(add, new_state(), lambda window: {}["missing"], 9, checkpoint=manager)
-    assert "was not completed: CheckpointError: Wanted room for 4" in capsys.readouterr().err
+        train_loop(
+            add, new_state(), lambda window: 1.0 if window < 7 else {}["missing"], 9, checkpoint=manager, save_every=3
+        )
+    said = capsys.readouterr().err
+    assert "the checkpoint of window 6 was not completed: CheckpointError: Wanted room for 6" in said
+    assert "the last checkpoint is that of window 3" in said
 
 
 @pytest.mark.parametrize(
