@@ -98,10 +98,11 @@ def train(
     from jaxmem.train._loop_checkpoint import manager_of
 
     chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
-    manager = None if checkpoint_dir is None else manager_of(checkpoint_dir, **({"keep": keep} if keep else {}))
     with stages(f"loading {file}"):
         workload = load_workload(file, settings=settings or ())
         data = training_data(workload)
+        # Before the step is compiled under a budget: a folder that cannot be used is said now.
+        manager = None if checkpoint_dir is None else manager_of(checkpoint_dir, **({"keep": keep} if keep else {}))
         step = make_train_step(workload, chosen)
     with manager or contextlib.nullcontext():
         result = run_loop(
