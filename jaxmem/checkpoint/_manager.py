@@ -65,7 +65,7 @@ class Manager:
         """Those that are complete by their manifest."""
         return [_manifest.read(path.parent) for path in self.folder.glob(f"*/{_manifest.NAME}")]
 
-    def restore(self, like: Any, checkpoint: Checkpoint | None = None, *, cast: Sequence[str] = ()) -> Any:
+    def restore(self, like: Any, checkpoint: Checkpoint | None = None, *, cast: str | Sequence[str] = ()) -> Any:
         """A pytree like `like`."""
         return restore(checkpoint or self.folder, like, cast=cast)
 
@@ -82,7 +82,7 @@ def save(folder, state: Any, *, number: int, record: Mapping | None = None, metr
         manager.save(state, number=number, record=record, metrics=metrics)
 
 
-def restore(where, like: Any, *, cast: Sequence[str] = ()) -> Any:
+def restore(where, like: Any, *, cast: str | Sequence[str] = ()) -> Any:
     """A pytree like `like` from a folder's newest good checkpoint, or from a `Checkpoint`."""
     checkpoint = where if isinstance(where, Checkpoint) else latest(where)
     if checkpoint is None:
@@ -93,7 +93,7 @@ def restore(where, like: Any, *, cast: Sequence[str] = ()) -> Any:
 
     def wanted(leaf):
         if described(leaf).key:
-            return orbax.checkpoint.ArrayRestoreArgs(sharding=None)
+            return orbax.checkpoint.ArrayRestoreArgs(sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
         return orbax.checkpoint.ArrayRestoreArgs(
             sharding=getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0]),
             global_shape=leaf.shape,
