@@ -205,7 +205,8 @@ def run_loop(
                 )
                 for window, batch in enumerate(batches, start=first):
                     if window == first:
-                        readings.watch = Watch.of(step, state, batch, in_flight=WINDOWS_IN_FLIGHT)
+                        saves_some = checkpoint is not None
+                        readings.watch = Watch.of(step, state, batch, in_flight=WINDOWS_IN_FLIGHT, saves=saves_some)
                     state, metrics = step(state, batch)
                     bar.advance()
                     if window + 1 == end or signals.stopped:
