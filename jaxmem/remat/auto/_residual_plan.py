@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jax import lax
@@ -83,7 +84,7 @@ class ResidualPlan:
         Raises:
           DecisionError: they are others; names what differs.
         """
-        compiled = {name: stored.fields.get(name) for name in _COMPILED}
+        compiled: dict[str, Any] = {name: stored.fields[name] for name in _COMPILED}
         return cls(problem=problem, assignment=stored.assignment(problem), **compiled)
 
     def solution(self, *, budget_bytes: int | None = None, more: float | None = None) -> Solution:

@@ -135,8 +135,8 @@ class Stored:
         kinds, choices = [], {}
         for kind in fields["kinds"]:
             values = tuple(kind["values"])
-            known = {field.name: kind[field.name] for field in dataclasses.fields(Kind)}
-            kinds.append(Kind(**known | {"values": values, "blocks": tuple(kind["blocks"])}))
+            alike = {name: kind[name] for name in ("times", "last", "structure")}
+            kinds.append(Kind(blocks=tuple(kind["blocks"]), values=values, **alike))
             for one in kind["choices"]:
                 kept, offloaded = (tuple(each["value"] for each in one[fate]) for fate in ("keep", "offload"))
                 if any(values[each["value"]] != each["is"] for each in (*one["keep"], *one["offload"])):
@@ -199,18 +199,21 @@ def _version(fields: Mapping[str, Any], package: str) -> str:
 def _difference(wanted: Content, found: Content) -> str:
     """What the blocks of two problems differ in, in words."""
     old, new = ({name: kind for kind in content.kinds for name in kind.blocks} for content in (wanted, found))
-    for names, text in ((old.keys() - new.keys(), "without"), (new.keys() - old.keys(), "with another")):
-        if names:
-            where = [name for name in (*old, *new) if name in names]
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            blocks = f"block{'s' if len(names) > 1 else ''} {', '.join(map(repr, where[:_NAMED]))}{more}"
-            return f"a program {text.replace('another', 'other' if len(names) > 1 else 'another')} {blocks}"
+    gone, more = _named([name for name in old if name not in new]), _named([name for name in new if name not in old])
+    if gone or more:
+        return f"a program {' and '.join(filter(None, (gone and f'without {gone}', more and f'with {more} besides')))}"
     told = [(name, _unlike(old[name], new[name])) for name in old]
     told = [(name, text) for name, text in told if text]
     if not told:
         return f"scans of other lengths: {found.scans}, not {wanted.scans}"
     more = f"; {len(told) - 1} more blocks differ" if len(told) > 1 else ""
     return f"block {told[0][0]!r} with {told[0][1]}{more}"
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    plural = "s" if len(names) > 1 else ""
+    return f"block{plural} {', '.join(map(repr, names[:_NAMED]))}{more}" if names else ""
 
 
 def _unlike(old: Kind, new: Kind) -> str:
