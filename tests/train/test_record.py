@@ -229,11 +229,10 @@ def test_a_failure_of_the_one_is_one_of_all(monkeypatch):
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_a_resumed_run_under_a_budget_ends_as_the_uninterrupted_one(tmp_path, config, monkeypatch):
     data = lambda window: jax.random.normal(jax.random.key(window), (256, 16))  # noqa: E731
-    options = {"progress": False}
     step = make_train_step(_mlp(), config, target="cpu")
-    whole = train_loop(step, step.init(), data, 6, **options)
+    whole = train_loop(step, step.init(), data, 6, progress=False)
     with checkpoint.Manager(tmp_path) as manager:
-        half = train_loop(step, step.init(), data, 3, **options)
+        half = train_loop(step, step.init(), data, 3, progress=False)
         manager.save(half, number=3, record=record_of(step))
     found = checkpoint.latest(tmp_path)
     assert found is not None
@@ -243,6 +242,6 @@ def test_a_resumed_run_under_a_budget_ends_as_the_uninterrupted_one(tmp_path, co
 
     monkeypatch.setattr(_solve, "minimise", called)
     resumed = resumed_step(found.record, _mlp(), config, target="cpu")
-    end = train_loop(resumed, checkpoint.restore(tmp_path, resumed), data, 3, **options)
+    end = train_loop(resumed, checkpoint.restore(tmp_path, resumed), data, 3, progress=False)
     for one, other in zip(jax.tree.leaves(whole.params), jax.tree.leaves(end.params), strict=True):
         assert np.array_equal(np.asarray(one), np.asarray(other))

@@ -206,7 +206,8 @@ def _difference(wanted: Content, found: Content) -> str:
     told = [(name, text) for name, text in told if text]
     if not told:
         return f"scans of other lengths: {found.scans}, not {wanted.scans}"
-    more = f"; {len(told) - 1} more blocks differ" if len(told) > 1 else ""
+    count = len(told) - 1
+    more = f"; {count} more block{'s differ' if count > 1 else ' differs'}" if count else ""
     return f"block {told[0][0]!r} with {told[0][1]}{more}"
 
 
