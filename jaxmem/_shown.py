@@ -171,21 +171,6 @@ def differing(record: Any) -> list[tuple[str, Any]]:
     return told
 
 
-def changes(before: Any, after: Any) -> list[str]:
-    """What two records of a kind differ in, in words.
-
-    >>> from jaxmem import MemoryConfig
-    >>> changes(MemoryConfig(remat="full"), MemoryConfig(accumulation_steps=4, remat="auto:6GiB"))
-    ['accumulation_steps 1 → 4', 'remat full → auto:6GiB']
-    """
-    told = []
-    for field in dataclasses.fields(before):
-        pair = getattr(before, field.name), getattr(after, field.name)
-        if pair[0] != pair[1]:
-            told.append(f"{field.name} {' → '.join(v if isinstance(v, str) else brief(v) for v in pair)}")
-    return told
-
-
 def _written(value: Any) -> str | None:
     """A value as Python code; None where that is long, or its `repr` may be none, as that of an array."""
     if isinstance(value, float):

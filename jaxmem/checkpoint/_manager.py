@@ -30,7 +30,15 @@ class Manager:
     def __exit__(self, *_) -> None:
         self.wait()
 
-    def save(self, state: Any, *, number: int, record: Mapping | None = None, metrics: Mapping | None = None) -> None:
+    def save(
+        self,
+        state: Any,
+        *,
+        number: int,
+        record: Mapping | None = None,
+        metrics: Mapping | None = None,
+        optimizer: Any = None,
+    ) -> None:
         """Saves a pytree."""
         leaves = named_leaves(state)
         path = self.folder / str(number)
@@ -52,6 +60,10 @@ class Manager:
     def latest(self) -> Checkpoint | None:
         """The newest good one."""
         return latest(self.folder)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Those that are complete by their manifest."""
+        return [_manifest.read(path.parent) for path in self.folder.glob(f"*/{_manifest.NAME}")]
 
     def restore(self, like: Any, checkpoint: Checkpoint | None = None, *, cast: Sequence[str] = ()) -> Any:
         """A pytree like `like`."""

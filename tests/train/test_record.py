@@ -18,7 +18,7 @@ from jaxmem.targets import resolve_target
 from jaxmem.train import _decision, _report
 from jaxmem.train._budget import spend
 from jaxmem.train._decision import decided_by_one
-from jaxmem.train._record import differences, record_of, resumed_step, step_of, stored_decision
+from jaxmem.train._record import changes, record_of, resumed_step, step_of, stored_decision
 from jaxmem.train._spec import StepSpec
 
 
@@ -136,32 +136,33 @@ def test_a_record_is_json_and_says_what_a_step_is_made_with(solved):
     assert record["config"] == json.loads(solved.config.to_json())
     assert record["decision"]["hash"] == solved.decision.hash
     assert record["batch"] == {"batch": "float32[256,16]"} and record["processes"] == 1
+    assert record_of(print, {"batches": 3}) == {"data": {"batches": 3}}
     assert record_of(make_train_step(_mlp()))["decision"] is None
 
 
 def test_differences_are_said_in_words(solved):
     record = record_of(solved)
-    assert differences(record, solved) == []
+    assert changes(record, {"jax": jax.__version__}, solved) == []
     mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
     other = make_train_step(_mlp(rows=128), MemoryConfig(accumulation_steps=4, remat="full"), mesh=mesh)
-    assert differences({**record, "processes": 2}, other) == [
+    assert changes({**record, "processes": 2}, {"jax": "0.9.1"}, other) == [
         "accumulation_steps 1 → 4",
         f"remat {solved.config.remat} → full",
         "batch float32[256,16] → float32[128,16]",
-        "mesh none → data=2",
+        'mesh none → {"data": 2}',
         "processes 2 → 1",
+        f"jax 0.9.1 → {jax.__version__}",
     ]
-    assert differences({}, other) == []
-    with pytest.raises(ConfigError, match="newer jaxmem"):
-        differences({**record, "config": {**record["config"], "order": "tied"}}, solved)
+    assert changes({}, {}, other) == changes({}, {}, print) == []
+    newer = {**record, "config": {**record["config"], "order": "tied"}}
+    assert changes(newer, {}, solved) == ["order tied → none"]
 
 
 def test_a_record_brings_its_decision_where_the_budget_is_the_same(solved, config, idle, capsys):
     record = record_of(solved)
     step = resumed_step(record, _mlp(), config, target="cpu")
     assert step.decision.hash == solved.decision.hash
-    assert "keeps what the checkpoint's run had decided" in capsys.readouterr().err
-    assert step_of(record, step) is step and not capsys.readouterr().err
+    assert step_of(record, step) is step and step_of({}, print) is print and not capsys.readouterr().err
     assert resumed_step(record, _mlp(), MemoryConfig(remat="full")).decision is None
     assert stored_decision(record, MemoryConfig(remat="auto:0.5")) is None
     assert stored_decision({}, config) is None is stored_decision(record, None)
@@ -226,22 +227,34 @@ def test_a_failure_of_the_one_is_one_of_all(monkeypatch):
 # -- resumed -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:Sharding info not provided")
-def test_a_resumed_run_under_a_budget_ends_as_the_uninterrupted_one(tmp_path, config, monkeypatch):
-    data = lambda window: jax.random.normal(jax.random.key(window), (256, 16))  # noqa: E731
-    step = make_train_step(_mlp(), config, target="cpu")
-    whole = train_loop(step, step.init(), data, 6, progress=False)
-    with checkpoint.Manager(tmp_path) as manager:
-        half = train_loop(step, step.init(), data, 3, progress=False)
-        manager.save(half, number=3, record=record_of(step))
-    found = checkpoint.latest(tmp_path)
-    assert found is not None
+def _data(window):
+    return jax.random.normal(jax.random.key(window), (256, 16))
+
+
+def test_a_resumed_run_under_a_budget_ends_as_the_uninterrupted_one(tmp_path, solved, config, monkeypatch):
+    def trained(step, windows, folder):
+        return train_loop(step, None, _data, windows, checkpoint=folder, progress=False).params
+
+    whole = trained(solved, 6, tmp_path / "whole")
+    trained(solved, 3, tmp_path / "parts")
 
     def called(*args, **options):
         raise AssertionError("solved")
 
-    monkeypatch.setattr(_solve, "minimise", called)
-    resumed = resumed_step(found.record, _mlp(), config, target="cpu")
-    end = train_loop(resumed, checkpoint.restore(tmp_path, resumed), data, 3, progress=False)
-    for one, other in zip(jax.tree.leaves(whole.params), jax.tree.leaves(end.params), strict=True):
+    with monkeypatch.context() as patch:
+        patch.setattr(_solve, "minimise", called)
+        record = checkpoint.latest(tmp_path / "parts").record
+        end = trained(resumed_step(record, _mlp(), config, target="cpu"), 6, tmp_path / "parts")
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(end), strict=True):
         assert np.array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_the_loop_itself_takes_the_decision_of_what_it_resumes(tmp_path, solved, config, capsys):
+    """As where the solver was stopped by its time limit, and now decides otherwise."""
+    other = make_train_step(_mlp(), MemoryConfig(remat="auto:0"), target="cpu")
+    train_loop(other, None, _data, 2, checkpoint=tmp_path, progress=False)
+    own = make_train_step(_mlp(), MemoryConfig(remat="auto:0"), target="cpu", decision=solved.decision.to_json())
+    assert own.decision.hash != other.decision.hash
+    train_loop(own, None, _data, 4, checkpoint=tmp_path, progress=False)
+    assert "had decided" in capsys.readouterr().err
+    assert checkpoint.latest(tmp_path).record["decision"]["hash"] == other.decision.hash
