@@ -3,6 +3,7 @@
 JAX's coordinator, which lives in process 0, carries the words; no device takes part.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -148,24 +149,28 @@ class Peers:
         if told_by_jax:
             self._ended.wait(GONE_SECONDS + 4 * _POLL_SECONDS)
         sys.stdout.flush()
+        self._leaving.acquire()  # whatever happens from here on, this is what is said
         self._set(f"news/failed/{self.process}", json.dumps(dataclasses.asdict(failure)))
-        # What was said by process 0, and word for word here, too, need not be read twice.
-        text = "" if self._is_of_main(failure) else failure.text
-        self._leave(text, failure.code)
+        # What process 0 says word for word need not be read twice.
+        self._exit("" if self._is_of_main(failure) else failure.text, failure.code)
 
     def _is_of_main(self, failure: Failure) -> bool:
         if self.process == 0:
             return False
-        time.sleep(2 * _POLL_SECONDS)
-        try:
-            told = self._client.key_value_try_get(f"{_ROOT}/news/failed/0")
-        except Exception:  # it has not failed, or is gone
-            return False
-        return json.loads(told)["text"] == failure.text
+        told, until = {}, time.monotonic() + 2 * _POLL_SECONDS
+        while not told and time.monotonic() < until:
+            time.sleep(0.05)
+            told = {name.rpartition("/")[2]: text for name, text in self._dir("news/failed")}
+            told = json.loads(told["0"]) if "0" in told else {}
+        self._set(f"heard/{self.process}", "")
+        return told.get("text") == failure.text
 
     def _leave(self, text: str, code: int) -> None:
         if not self._leaving.acquire(blocking=False):  # another thread does
             time.sleep(60)
+        self._exit(text, code)
+
+    def _exit(self, text: str, code: int) -> None:
         if text:
             shown = b"\n\x1b[?25h" if os.isatty(2) else b""  # a bar may have been drawn, and the cursor be hidden
             os.write(2, shown + text.encode() + b"\n")
@@ -176,7 +181,7 @@ class Peers:
     def _wait_for_ears(self) -> None:
         silent, until = set(range(1, self.count)), time.monotonic() + 5
         while silent and time.monotonic() < until:
-            for kind in ("heard", "news/failed", "news/gone"):
+            for kind in ("heard", "news/gone"):
                 silent -= {int(name.rpartition("/")[2]) for name, _ in self._dir(kind)}
             time.sleep(0.1)
 
@@ -199,10 +204,13 @@ class Peers:
         )
 
     def _hope(self) -> str:
-        try:
-            return self.last_words()
-        except Exception:  # it may read files; this must not keep us
-            return ""
+        """`last_words`; nothing where they fail, or hang as a folder of another host may."""
+        said: list[str] = []
+        asking = threading.Thread(target=lambda: said.append(self.last_words()), daemon=True)
+        with contextlib.suppress(Exception):
+            asking.start()
+            asking.join(3)
+        return said[0] if said else ""
 
     # -- the thread --------------------------------------------------------------------------------
 

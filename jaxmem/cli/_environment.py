@@ -10,8 +10,8 @@ from collections.abc import Mapping, MutableMapping
 # Device files of NVIDIA (Linux, WSL), AMD, Intel, and Cloud TPU (accel: v2-v4; vfio: v5 and later).
 ACCELERATOR_FILES = ("/dev/nvidia*", "/dev/dxg", "/dev/kfd", "/dev/dri/renderD*", "/dev/accel*", "/dev/vfio/[0-9]*")
 
-# Lines that XLA's CUDA stub writes before its logging can be configured, and Gloo's; no setting silences them.
-_NOISE = ("cudart_stub.cc", "All log messages before absl::InitializeLog()", "[Gloo] Rank ")
+# Lines that XLA's CUDA stub writes before its logging can be configured; no setting silences them.
+_NOISE = ("cudart_stub.cc", "All log messages before absl::InitializeLog()")
 
 _applied: dict[str, str] = {}
 
@@ -79,13 +79,13 @@ def import_jax():
 
 @contextlib.contextmanager
 def quiet_collectives():
-    """Holds back what Gloo, JAX's transport between CPUs, prints on stdout for each connection it makes."""
-    with _without_noise(1):
+    """Drops what is printed on stdout: of Gloo, JAX's transport between CPUs, a line for each connection it makes."""
+    with _without_noise(1, every_line=True):
         yield
 
 
 @contextlib.contextmanager
-def _without_noise(descriptor: int = 2):
+def _without_noise(descriptor: int = 2, *, every_line: bool = False):
     """Holds back what is written to a file descriptor, then passes on all but the known noise."""
     stream = {1: sys.stdout, 2: sys.stderr}[descriptor]
     stream.flush()
@@ -99,6 +99,6 @@ def _without_noise(descriptor: int = 2):
             os.dup2(real, descriptor)
             os.close(real)
             held.seek(0)
-            for line in held:
+            for line in () if every_line else held:
                 if not any(noise.encode() in line for noise in _NOISE):
                     os.write(descriptor, line)

@@ -4,7 +4,8 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -130,7 +131,7 @@ def say_where(step, checkpoint_dir: str | None) -> None:
     if watch is None:
         return
     if checkpoint_dir is not None:
-        watch.last_words = lambda: _hope(checkpoint_dir)
+        watch.last_words = _hope(checkpoint_dir)
     if watch.process == 0:
         mesh = step.spec.layout.mesh
         axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
@@ -142,13 +143,18 @@ def say_where(step, checkpoint_dir: str | None) -> None:
         )
 
 
-def _hope(folder: str) -> str:
-    """What happens if all processes are started once more."""
-    from jaxmem.checkpoint import Manager
+def _hope(folder: str) -> Callable[[], str]:
+    """What tells what happens if all processes are started once more."""
+    from jaxmem.checkpoint import _folder
 
-    newest = max((checkpoint.number for checkpoint in Manager(folder).checkpoints()), default=None)
-    at = "begins anew" if newest is None else f"resumes from window {newest}"
-    return f"Start all processes with the same command: training {at} ({folder})."
+    path = Path(folder)
+
+    def say() -> str:
+        complete = [number for number in _folder.numbers(path) if _folder.has_manifest(path / str(number))]
+        at = f"resumes from window {max(complete)} of {folder}" if complete else "begins anew"
+        return f"Start all processes with the same command: training {at}."
+
+    return say
 
 
 def _initialize(coordinator: str, num_processes: int | None, process_id: int | None) -> None:
@@ -178,16 +184,18 @@ def _initialize(coordinator: str, num_processes: int | None, process_id: int | N
 
 
 def _connect() -> None:
-    """A first sum over all devices, for which the transports between them connect."""
+    """First sums over all devices, and over those of the same place in each process: their transports connect now."""
     import jax
     import jax.numpy as jnp
     import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("all",))
-    ones = jax.jit(
-        lambda: jnp.ones(mesh.size), out_shardings=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("all"))
-    )()
-    jax.block_until_ready(jax.jit(jnp.sum)(ones))
+    mesh = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("processes", "local_devices"))
+    for axes in (("processes", "local_devices"), "processes"):
+        sharded, whole = NamedSharding(mesh, PartitionSpec(axes)), NamedSharding(mesh, PartitionSpec())
+        ones = jax.jit(lambda: jnp.ones(mesh.size), out_shardings=sharded)()
+        jax.block_until_ready(jax.jit(lambda x: x, out_shardings=whole)(ones))
+        jax.block_until_ready(jax.jit(jnp.sum, out_shardings=whole)(ones))
 
 
 def _is_of_jax(error: BaseException) -> bool:
