@@ -168,6 +168,10 @@ class RetargetError(InputError):
     """A program is tied to devices of this machine, so it cannot be compiled for others."""
 
 
+class ProcessError(InputError):
+    """The processes of one program cannot meet, or are given different things to do."""
+
+
 class MeshError(InputError):
     """Arrays, a step or `jax.set_mesh` use different meshes, which one program cannot."""
 

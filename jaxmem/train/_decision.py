@@ -8,6 +8,7 @@ import jax
 
 from jaxmem import errors
 from jaxmem._blame import warn
+from jaxmem._processes import agree
 from jaxmem._units import format_bytes
 from jaxmem.errors import ConfigError, JaxmemError, SettingWarning
 from jaxmem.remat.auto import Problem, Rates, ResidualPlan, Stored, build_problem, versions
@@ -17,6 +18,7 @@ from jaxmem.train._reduction import reduction
 from jaxmem.train._spec import StepSpec
 
 _FAILED = "failed"
+_WHAT = "spending the remat budget"
 
 
 def step_problem(spec: StepSpec, target: Target, rates: Rates | None = None) -> Problem:
@@ -90,28 +92,25 @@ def _unlike(made: StepSpec, target: Target, stored: Stored) -> str:
     return ""
 
 
-def decided_by_one(
-    spec: StepSpec, target: Target, solve: Callable[[], StepSpec], agree: Callable[[str], str] = lambda text: text
-) -> StepSpec:
+def decided_by_one(spec: StepSpec, target: Target, solve: Callable[[], StepSpec]) -> StepSpec:
     """What process 0 solved; the others put its decision back. A failure there is one here, too.
 
     Args:
       spec: without a decision.
       target: what it is solved for.
-      solve: makes the spec with one.
-      agree: gives all processes the text of process 0; all call it once.
+      solve: makes the spec with one; called in process 0.
     """
     if jax.process_count() == 1:
         return solve()
     if jax.process_index():
-        return _followed(spec, target, agree(""))
+        return _followed(spec, target, agree("", _WHAT))
     try:
         made = solve()
     except BaseException as error:
-        agree(_failure(error))
+        agree(_failure(error), _WHAT)
         raise
     assert made.decision is not None
-    agree(made.decision.to_json())
+    agree(made.decision.to_json(), _WHAT)
     return made
 
 

@@ -8,6 +8,7 @@ import jax
 
 from jaxmem._blame import warn
 from jaxmem._installed import version
+from jaxmem._processes import agree
 from jaxmem._shown import array_type
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import DecisionError, SettingWarning
@@ -111,10 +112,11 @@ def resumed_step(
 ) -> TrainStep:
     """`make_train_step` for a run that goes on: with the record's decision, as of `step_of`.
 
-    Where it is used, nothing is solved and nothing is compiled.
+    Where it is used, nothing is solved and nothing is compiled. Of several processes the record of process 0 counts;
+    all call this.
     """
-    text = stored_decision(record, config)
-    if text is not None:
+    text = agree(stored_decision(record, config) or "", "resuming")
+    if text:
         try:
             return make_train_step(workload, config, mesh=mesh, target=target, decision=text)
         except DecisionError as error:

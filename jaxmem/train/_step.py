@@ -20,6 +20,7 @@ from jaxmem.targets import Target, refusing_options, resolve_target
 from jaxmem.train import _program as programs
 from jaxmem.train._budget import Trials, spend, spend_bytes
 from jaxmem.train._decision import decided_by_one, put_back, step_problem
+from jaxmem.train._hosts import check_same_values
 from jaxmem.train._mistakes import blaming
 from jaxmem.train._reduction import Reduction, reduction
 from jaxmem.train._remat import examine, residual_table, solution
@@ -123,6 +124,7 @@ class TrainStep:
         spec = self.spec
         rng = spec.rng if rng is None else rng
         check_key(rng)
+        check_same_values({"params": spec.given()[0], "state": spec.given()[1], "rng": rng}, "")
         # Inside jit, so that what a key creates is allocated once, where it belongs.
         on_mesh = spec.layout.mesh is not None
         places = jax.tree.map(lambda leaf: leaf.sharding, abstract_arguments(spec)[0]) if on_mesh else None

@@ -17,7 +17,6 @@ from jaxmem.remat.auto import _solve
 from jaxmem.targets import resolve_target
 from jaxmem.train import _decision, _report
 from jaxmem.train._budget import spend
-from jaxmem.train._decision import decided_by_one
 from jaxmem.train._record import changes, record_of, resumed_step, step_of, stored_decision
 from jaxmem.train._spec import StepSpec
 
@@ -194,33 +193,30 @@ def test_a_decision_for_other_blocks_is_said_and_not_used():
 
 
 @contextlib.contextmanager
-def _process(index, monkeypatch):
+def _process(index, monkeypatch, said):
+    """As if this were one of two, the second after the first."""
     with monkeypatch.context() as patch:
+        patch.setattr(_decision, "agree", lambda text, what: said.append(text) if index == 0 else said[0])
         patch.setattr(_decision.jax, "process_count", lambda: 2)
         patch.setattr(_decision.jax, "process_index", lambda: index)
         yield
 
 
-def test_one_process_solves_and_the_others_follow(monkeypatch):
+def test_one_process_solves_and_the_others_follow(monkeypatch, request):
     spec, target, said = StepSpec.of(_mlp(), MemoryConfig(remat="auto:0.5")), resolve_target("cpu"), []
-    made = spend(spec, target)
-
-    def idle():
-        raise AssertionError("solved")
-
-    with _process(0, monkeypatch):
-        assert decided_by_one(spec, target, lambda: made, said.append) is made
-    with _process(1, monkeypatch):
-        followed = decided_by_one(spec, target, idle, lambda text: text or said[0])
-    assert followed.decision.hash == made.decision.hash
+    with _process(0, monkeypatch, said):
+        made = spend(spec, target)
+    request.getfixturevalue("idle")
+    with _process(1, monkeypatch, said):
+        assert spend(spec, target).decision.to_json() == made.decision.to_json() == said[0]
 
 
 def test_a_failure_of_the_one_is_one_of_all(monkeypatch):
     spec, target, said = StepSpec.of(_mlp(), MemoryConfig(remat="auto:1KiB")), resolve_target("cpu"), []
-    with _process(0, monkeypatch), pytest.raises(BudgetInfeasible) as first:
-        decided_by_one(spec, target, lambda: spend(spec, target), said.append)
-    with _process(1, monkeypatch), pytest.raises(BudgetInfeasible) as other:
-        decided_by_one(spec, target, lambda: spec, lambda text: text or said[0])
+    with _process(0, monkeypatch, said), pytest.raises(BudgetInfeasible) as first:
+        spend(spec, target)
+    with _process(1, monkeypatch, said), pytest.raises(BudgetInfeasible) as other:
+        spend(spec, target)
     assert str(first.value) == str(other.value)
 
 
