@@ -126,4 +126,8 @@ def resumed_step(
 
 def _not_used(config: MemoryConfig | None, error: DecisionError) -> None:
     setting = "a remat budget" if config is None else config.remat
-    warn(f"What the checkpoint's run decided for {setting} is not used: it is decided anew. {error}", SettingWarning)
+    warn(
+        f"{setting} is decided anew, as what the checkpoint's run decided cannot be used here: wanted {error.wanted}; "
+        f"got {error.got}.",
+        SettingWarning,
+    )

@@ -183,10 +183,23 @@ def test_a_step_takes_the_decision_of_a_record_in_exchange_for_its_own(capsys):
 def test_a_decision_for_other_blocks_is_said_and_not_used():
     config = MemoryConfig(remat="auto:0.5")
     record, own = record_of(make_train_step(_mlp(rows=128), config)), make_train_step(_mlp(), config)
-    with pytest.warns(SettingWarning, match="is not used.*which was"):
+    with pytest.warns(SettingWarning, match="is decided anew.*which was"):
         assert step_of(record, own) is own
-    with pytest.warns(SettingWarning, match="is not used.*which was"):
+    with pytest.warns(SettingWarning, match="is decided anew.*which was"):
         assert resumed_step(record, _mlp(), config).decision.hash == own.decision.hash
+
+
+def test_a_decision_moves_between_meshes():
+    config, made = MemoryConfig(remat="auto:0.3"), {}
+    for devices in (1, 2):
+        axes = (jax.sharding.AxisType.Auto,)
+        mesh = jax.make_mesh((devices,), ("data",), axes, devices=jax.devices()[:devices]) if devices > 1 else None
+        made[mesh] = make_train_step(_mlp(), config, mesh=mesh)
+    for mesh, own in made.items():
+        for other in made.values():
+            step = resumed_step(record_of(other), _mlp(), config, mesh=mesh)
+            assert step.decision.hash == other.decision.hash
+            assert step.decision.assignment.kept_bytes == own.decision.assignment.kept_bytes  # a device's share
 
 
 # -- several processes -------------------------------------------------------------------------------
