@@ -2,9 +2,11 @@
 
 import concurrent.futures
 import contextlib
+import ctypes
 import functools
 import importlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -352,3 +354,27 @@ def coordinator() -> Any:
 def every_of_optax(optimizer: Any) -> Callable[[Any], Any] | None:
     """The function by which an `optax.MultiSteps` says how many calls a window has; None for other objects."""
     return getattr(optimizer, "_every_k_schedule", None)
+
+
+def coordinator_address() -> str | None:
+    """Where `jax.distributed`'s coordinator listens, "host:port"; there is no public name."""
+    from jax._src import distributed
+
+    return distributed.global_state.coordinator_address
+
+
+_on_abort: list[Any] = []  # held for as long as the process lives: C calls them
+
+
+def on_abort(leave: Callable[[], Any]) -> None:
+    """Calls a function, which must not return, where C++ aborts this process.
+
+    JAX's client aborts when the connection to the coordinator breaks. Its `missed_heartbeat_callback` cannot be a
+    function of Python's: no `absl::Status` is converted. Python's own handlers of signals run in the main thread, which
+    waits in a collective then; so the handler is one of C's, and takes Python's lock in the thread that aborts.
+    """
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda signum: leave())
+    _on_abort.append(handler)
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, type(handler)], ctypes.c_void_p
+    libc.signal(signal.SIGABRT, handler)

@@ -88,6 +88,10 @@ class BudgetInfeasible(JaxmemError):
     """No choice of residuals stays within a budget; the message says what the smallest choice needs."""
 
 
+class DecisionError(InputError):
+    """A stored decision of a remat budget was made for other blocks, or is damaged; nothing of it was applied."""
+
+
 class RematWarning(UserWarning):
     """A remat setting takes effect, but saves nothing, or less than it seems to."""
 
@@ -162,6 +166,10 @@ class MiscompiledError(InputError):
 
 class RetargetError(InputError):
     """A program is tied to devices of this machine, so it cannot be compiled for others."""
+
+
+class ProcessError(InputError):
+    """The processes of one program cannot meet, or are given different things to do."""
 
 
 class MeshError(InputError):

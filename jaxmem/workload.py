@@ -35,7 +35,7 @@ class Workload(Shown):
       state_reduction: how micro-batches, and shards that accumulate locally, combine the state: "carry" (one after the
         other), "mean", "sum", "max" or "last"; a pytree prefix of the state, or a function `(path, leaf) -> name`.
       data: batches to train on: an iterable, or a function of the window index (which resumes
-        exactly). Batches are global, not per process.
+        exactly). With several processes see `per_process_data`.
       batch_axes: pytree prefix of `batch` with each leaf's example axis; None for a leaf that
         every micro-batch gets whole.
       trainable: what gets gradients, accumulators and optimizer moments; None for everything. A
@@ -43,6 +43,9 @@ class Workload(Shown):
         `(path, leaf) -> bool`, or a pytree prefix of bools.
       param_shardings, choices, eval_fn, ema: reserved; anything but None is refused.
       compiler_options: XLA options for the compiled step.
+      per_process_data: what a process of several gives in each batch of `data`. False: the whole batch, the same in
+        all of them. True: its own rows, as many as lie on its devices, in the order of processes; of leaves without
+        an example axis all of it, the same in all. `batch` is in both cases an example of the whole batch.
 
     Raises:
       WorkloadError: on an argument of the wrong kind.
@@ -75,6 +78,7 @@ class Workload(Shown):
     eval_fn: Any = None
     ema: Any = None
     compiler_options: Any = None
+    per_process_data: bool = False
 
     def __post_init__(self):
         if not callable(self.loss_fn):
@@ -99,6 +103,10 @@ class Workload(Shown):
                 else "Pass for example optax.adamw(1e-3) as the fourth argument of Workload.",
             )
         self._check_options()
+        if not isinstance(self.per_process_data, bool):
+            raise WorkloadError(
+                wanted="per_process_data to be True or False", got=repr(self.per_process_data), do="Leave it out."
+            )
         if not callable(self.state_reduction):
             check_reductions(self.state_reduction)
         for name in ("param_shardings", "choices", "eval_fn", "ema"):

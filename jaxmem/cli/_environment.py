@@ -61,29 +61,44 @@ def start_jax():
     """Imports JAX and starts its backend, keeping the known log noise off stderr.
 
     A process that aborts while its stderr is captured dies without a word. A backend aborts on an unknown name in
-    XLA_FLAGS, so its start is captured only where that is not set.
+    XLA_FLAGS, and one of several processes waits for the others, so its start is captured in neither case.
     """
-    with _without_noise():
-        import jax
-    if os.environ.get("JAX_PLATFORMS") == "cpu" and not os.environ.get("XLA_FLAGS"):
+    jax = import_jax()
+    alone = not jax.distributed.is_initialized()
+    if os.environ.get("JAX_PLATFORMS") == "cpu" and not os.environ.get("XLA_FLAGS") and alone:
         with _without_noise():
             jax.devices()
 
 
+def import_jax():
+    """JAX, imported without the known log noise."""
+    with _without_noise():
+        import jax
+    return jax
+
+
 @contextlib.contextmanager
-def _without_noise():
-    """Holds back what is written to file descriptor 2, then passes on all but the known noise."""
-    sys.stderr.flush()
+def quiet_collectives():
+    """Drops what is printed on stdout: of Gloo, JAX's transport between CPUs, a line for each connection it makes."""
+    with _without_noise(1, every_line=True):
+        yield
+
+
+@contextlib.contextmanager
+def _without_noise(descriptor: int = 2, *, every_line: bool = False):
+    """Holds back what is written to a file descriptor, then passes on all but the known noise."""
+    stream = {1: sys.stdout, 2: sys.stderr}[descriptor]
+    stream.flush()
     with tempfile.TemporaryFile() as held:
-        stderr = os.dup(2)
-        os.dup2(held.fileno(), 2)
+        real = os.dup(descriptor)
+        os.dup2(held.fileno(), descriptor)
         try:
             yield
         finally:
-            sys.stderr.flush()
-            os.dup2(stderr, 2)
-            os.close(stderr)
+            stream.flush()
+            os.dup2(real, descriptor)
+            os.close(real)
             held.seek(0)
-            for line in held:
+            for line in () if every_line else held:
                 if not any(noise.encode() in line for noise in _NOISE):
-                    os.write(2, line)
+                    os.write(descriptor, line)

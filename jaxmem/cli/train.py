@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from jaxmem._status import stages
+from jaxmem.cli._environment import start_jax
 from jaxmem.cli._errors import INTERRUPTED, TERMINATED
+from jaxmem.cli._hosts import Coordinator, NumProcesses, ProcessId, agree_on_command, joined, say_where
 from jaxmem.cli._options import (
     AccumulationSteps,
     ConfigFile,
@@ -80,46 +82,52 @@ def train(
             "separated by commas.",
         ),
     ] = None,
+    coordinator: Coordinator = None,
+    num_processes: NumProcesses = None,
+    process_id: ProcessId = None,
     debug: Debug = False,
 ):
-    """Train on this machine. Ctrl-C or SIGTERM finishes the current step, saves, and stops cleanly."""
-    from jaxmem.cli._environment import start_jax
-
+    """Train on this machine, or on several. Ctrl-C or SIGTERM finishes the current step, saves, and stops cleanly."""
     if metrics == STDOUT:
         raise OutputError(wanted="--metrics to name a file", got="-", do="Metrics are not written to stdout.")
     _need_folder(checkpoint_dir, {"--save-every": save_every, "--keep": keep, "--cast": cast})
     Outputs({"--metrics": metrics}).check(inputs=(file, config))
-    start_jax()
-    import jax
+    with joined(coordinator, num_processes, process_id):
+        start_jax()
+        import jax
 
-    from jaxmem.cli._load import load_workload
-    from jaxmem.train import make_train_step
-    from jaxmem.train._loop import SAVE_EVERY, run_loop
-    from jaxmem.train._loop_checkpoint import manager_of
+        same = {"--steps": steps, "--seed": seed, "--log-every": log_every, "--save-every": save_every, "--cast": cast}
+        agree_on_command(file, {**same, "--set": settings, "--checkpoint-dir": checkpoint_dir})
+        from jaxmem.cli._load import load_workload
+        from jaxmem.train._loop import SAVE_EVERY, run_loop
+        from jaxmem.train._loop_checkpoint import manager_of, newest_record
+        from jaxmem.train._record import resumed_step
 
-    chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
-    with stages(f"loading {file}"):
-        workload = load_workload(file, settings=settings or ())
-        data = training_data(workload)
-        # Before the step is compiled under a budget: a folder that cannot be used is said now.
-        manager = None if checkpoint_dir is None else manager_of(checkpoint_dir, **({"keep": keep} if keep else {}))
-        step = make_train_step(workload, chosen)
-    with manager or contextlib.nullcontext():
-        result = run_loop(
-            step,
-            lambda: step.init(None if seed is None else jax.random.key(seed)),
-            data,
-            steps,
-            checkpoint=manager,
-            save_every=save_every or SAVE_EVERY,
-            cast=cast.split(",") if cast else (),
-            log_every=log_every,
-            metrics_path=metrics,
-            line_seconds=0,
-        )
-    print(summary(result, steps))
-    if result.stopped in STOPS:
-        raise typer.Exit(STOPS[result.stopped])
+        chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
+        with stages(f"loading {file}"):
+            workload = load_workload(file, settings=settings or ())
+            data = training_data(workload)
+            # Before the step is compiled under a budget: a folder that cannot be used is said now.
+            manager = None if checkpoint_dir is None else manager_of(checkpoint_dir, **({"keep": keep} if keep else {}))
+            step = resumed_step({} if manager is None else newest_record(manager), workload, chosen)
+        say_where(step, checkpoint_dir)
+        with manager or contextlib.nullcontext():
+            result = run_loop(
+                step,
+                lambda: step.init(None if seed is None else jax.random.key(seed)),
+                data,
+                steps,
+                checkpoint=manager,
+                save_every=save_every or SAVE_EVERY,
+                cast=cast.split(",") if cast else (),
+                log_every=log_every,
+                metrics_path=metrics,
+                line_seconds=0,
+            )
+        if jax.process_index() == 0:
+            print(summary(result, steps), flush=True)
+        if result.stopped in STOPS:
+            raise typer.Exit(STOPS[result.stopped])
 
 
 def _need_folder(checkpoint_dir: str | None, options) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jaxmem.errors import BatchError, ConfigError, MeshError
 from jaxmem.targets import describe_mesh, in_mesh, mesh_of
+from jaxmem.train import _hosts
 from jaxmem.train._state import TrainState
 from jaxmem.workload import Workload, path_string
 
@@ -42,6 +43,8 @@ class Layout:
         own = {name: getattr(workload, name) for name in ("params", "batch", "state")}
         if mesh is None:
             around = mesh_of(**own)
+            mesh = _hosts.all_devices() if around is None else None
+        if mesh is None:
             return cls(workload=workload, mesh=around if _is_here(around) else None, around=around)
         if not isinstance(mesh, (Mesh, AbstractMesh)):
             raise ConfigError(
@@ -119,6 +122,20 @@ class Layout:
         specs = [place(leaf, axis, sharding) for (leaf, axis), sharding in zip(leaves, own, strict=True)]
         return jax.tree.structure(batch, is_leaf=_is_none).unflatten(specs)
 
+    def put(self, batch: Any, example: Callable[[], Any], *, uneven: bool = False) -> Any:
+        """A batch on the mesh; with several processes their own rows, if that is what they give.
+
+        Args:
+          batch: of one process all of it.
+          example: gives shapes of a whole batch.
+          uneven: as of `batch`.
+        """
+        if jax.process_count() == 1:
+            return jax.device_put(batch, self.batch(batch, uneven=uneven))
+        own_rows = self.workload.per_process_data
+        whole = _hosts.whole_shapes(batch, example(), self.leaves(batch)) if own_rows else batch
+        return _hosts.put(batch, self.batch(whole, uneven=uneven), whole)
+
     def leaves(self, batch: Any) -> Iterator[tuple[Any, int | None]]:
         """(leaf, example axis) of a batch, None leaves included."""
         leaves = jax.tree.leaves(batch, is_leaf=_is_none)
@@ -164,6 +181,12 @@ class Layout:
         if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:  # its types say so
             return state
         return jax.tree.map(lambda leaf, at: jax.lax.with_sharding_constraint(leaf, at.spec), state, shardings)
+
+    def readable(self, metrics: Any) -> Any:
+        """Metrics whole in each of several processes, since one cannot read what lies elsewhere."""
+        if jax.process_count() == 1 or AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+            return metrics
+        return jax.lax.with_sharding_constraint(metrics, PartitionSpec())
 
     # -- the mesh ----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxmem._blame import warn
 from jaxmem._cell import shortening
 from jaxmem.errors import InputError, SettingWarning, StateError, WorkloadError
+from jaxmem.train._hosts import agreeing_windows, check_same_batch, check_same_step
 from jaxmem.train._loop_checkpoint import Checkpoints
 from jaxmem.train._loop_data import batches_of, check_data
 from jaxmem.train._loop_io import LINE_SECONDS, Interrupts, MetricsFile, Progress, say
@@ -177,7 +178,9 @@ def run_loop(
     check_data(data)
     saving = checkpoint is not None
     with Checkpoints(checkpoint, step, every=save_every, cast=cast, shown=progress) as saves:
+        check_same_step(step)
         state = saves.start(state)
+        step = saves.step
         _check_state(step, state, max_skipped)
         first = int(state.window)
         begin = 0 if saving else first  # what num_steps counts from
@@ -189,7 +192,8 @@ def run_loop(
             )
         batches = batches_of(data, first, saves.position)
         resumed = saves.restored is not None
-        in_flight, metrics, window = collections.deque(), {}, first - 1
+        in_flight, metrics, window, stopped = collections.deque(), {}, first - 1, "done"
+        windows = agreeing_windows(first)
         with Interrupts(terminate=terminate) as signals:
             with (
                 Progress(num_steps, before=first - begin, shown=progress, line_seconds=line_seconds) as bar,
@@ -206,23 +210,28 @@ def run_loop(
                 )
                 for window, batch in enumerate(batches, start=first):
                     if window == first:
+                        check_same_batch(step, batch)
                         readings.watch = Watch.of(step, state, batch, in_flight=WINDOWS_IN_FLIGHT, saves=saving)
                     state, metrics = step(state, batch)
                     bar.advance()
-                    if window + 1 == end or signals.stopped:
+                    if window + 1 == end:
                         break
-                    if readings.due(window) or saves.due(window):
+                    due = readings.due(window) or saves.due(window)
+                    if due:
                         record = readings.take(window, state, metrics)
                         in_flight.clear()
-                        if signals.stopped:  # while the device was waited for
-                            break
-                        if saves.due(window):
-                            bar.saving()
-                            saves.save(window, state, batches, record)
-                    else:
+                    stopped = windows.stop(window, signals.stopped)
+                    if stopped:
+                        break
+                    if saves.due(window):
+                        bar.saving()
+                        saves.save(window, state, batches, record)
+                    elif not due:
                         in_flight.append(metrics)
                         if len(in_flight) >= WINDOWS_IN_FLIGHT:
                             jax.block_until_ready(in_flight.popleft())
+                else:
+                    stopped = windows.ended(window)
                 if window >= first:
                     record = readings.take(window, state, metrics, last=True)
                     saves.save(window, state, batches, record)
@@ -233,7 +242,7 @@ def run_loop(
                         do="Check where it reads from.",
                     )
             newest = saves.finish()
-    stopped = "done" if window + 1 == end else signals.stopped or "data ended"
+    stopped = "done" if window + 1 == end else stopped
     if stopped == "data ended":
         say(f"data ended after {window + 1 - begin} of {num_steps} windows")
     if progress and readings.memory is not None:

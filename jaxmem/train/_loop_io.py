@@ -10,12 +10,7 @@ import threading
 import time
 from typing import Literal
 
-import jax
-
-
-def is_main() -> bool:
-    """Whether this process is the one of several that speaks and writes for all."""
-    return jax.process_index() == 0
+from jaxmem._processes import is_main
 
 
 def say(text: str) -> None:

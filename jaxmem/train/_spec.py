@@ -95,8 +95,7 @@ class StepSpec:
 
     def put(self, batch: Any, *, uneven: bool = False) -> Any:
         """A batch where the step takes it: on its mesh, or as it is; `uneven` rows whole."""
-        mesh = self.layout.mesh
-        return batch if mesh is None else jax.device_put(batch, self.layout.batch(batch, uneven=uneven))
+        return batch if self.layout.mesh is None else self.layout.put(batch, self.abstract_batch, uneven=uneven)
 
     # -- shapes ------------------------------------------------------------------------------------
 

@@ -83,6 +83,7 @@ def make_update(spec: StepSpec) -> Callable[[TrainState, Any], StepOutput]:
         new, out, metrics = update(state, batch)
         if spec.layout.mesh is not None:
             new = spec.layout.constrain(new, shardings(spec))
+            metrics = spec.layout.readable(metrics)
         return StepOutput.of(out.added, (new, metrics))
 
     return step

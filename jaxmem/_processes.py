@@ -1,0 +1,377 @@
+"""What the processes of one program know of one another: who they are, what they agree on, and which of them are gone.
+
+JAX's coordinator, which lives in process 0, carries the words; no device takes part.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import jax
+
+from jaxmem import _compat
+from jaxmem.errors import ProcessError
+
+# Of a process that is killed JAX's coordinator hears nothing more, and a collective waits for it for ever.
+GONE_SECONDS = 30.0
+LOST = 3  # the exit code of a process that cannot go on without another
+_POLL_SECONDS = 0.5
+_PATIENCE_SECONDS = 20.0  # before it is said who is waited for
+_ROOT = "jaxmem/processes"
+_points = itertools.count()
+
+
+def is_main() -> bool:
+    """Whether this process is the one of several that speaks and writes for all."""
+    return jax.process_index() == 0
+
+
+def gather(what: str, text: str) -> list[str]:
+    """What every process says, by process; all call it in the same order.
+
+    Args:
+      what: names it; it is an error if others are at something else.
+      text: of any length.
+    """
+    if jax.process_count() == 1:
+        return [text]
+    client, me, point = _compat.coordinator(), jax.process_index(), f"{_ROOT}/said/{next(_points)}"
+    client.key_value_set(f"{point}/{me}", json.dumps([what, text]))
+    said, asked = {}, time.monotonic()
+    for process in range(jax.process_count()):
+        said[process] = json.loads(_waited(client, f"{point}/{process}", process, what, asked))
+    others = {process: at for process, (at, _) in said.items() if at != what}
+    if others:
+        process, at = next(iter(others.items()))
+        raise ProcessError(
+            wanted=f"all processes to do the same, as process {me} does: {what}",
+            got=f"process {process} at {at}",
+            do="Run the same program, with the same arguments, in every process.",
+        )
+    return [said[process][1] for process in sorted(said)]
+
+
+def _waited(client, key: str, process: int, what: str, since: float) -> str:
+    """A value when it is there. Who does not come is noticed elsewhere, by `Peers`; here it is said who is slow."""
+    while True:
+        try:
+            return client.blocking_key_value_get(key, int(1000 * _PATIENCE_SECONDS))
+        except Exception as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            seconds = time.monotonic() - since
+            print(f"jaxmem: {what}: waiting for process {process} since {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def agree(text: str, what: str = "a decision") -> str:
+    """The text of process 0, in all processes."""
+    return gather(what, text if is_main() else "")[0]
+
+
+def check_same(things: Mapping[str, str], *, do: str = "Give every process the same.") -> None:
+    """ProcessError unless all processes have the same texts under the same names, which it names.
+
+    Args:
+      things: name ("the file gpt.py") → text; of a long one a hash is sent and shown.
+      do: what helps.
+    """
+    said = [json.loads(each) for each in gather("comparing", json.dumps({k: _short(v) for k, v in things.items()}))]
+    for process, other in enumerate(said):
+        for name in {**said[0], **other}:
+            first, here = said[0].get(name, "nothing"), other.get(name, "nothing")
+            if first != here:
+                raise ProcessError(
+                    wanted=f"{name} to be the same in all {len(said)} processes",
+                    got=f"{first} in process 0 and {here} in process {process}",
+                    do=do,
+                )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a process cannot go on.
+
+    Args:
+      text: one paragraph, as it is said.
+      code: the exit code.
+    """
+
+    text: str
+    code: int
+
+
+class Peers:
+    """Watches the other processes from a thread; where one fails or is gone, this process says so and exits.
+
+    Nothing less ends it: its main thread may hang in a collective that only all processes together can finish.
+    """
+
+    def __init__(self):
+        self.process, self.count = jax.process_index(), jax.process_count()
+        self._client = _compat.coordinator()
+        self.who = gather("starting", f"{socket.gethostname()}, pid {os.getpid()}")
+        self.last_words: Callable[[], str] = lambda: "Start all processes again with the same command."
+        self._ended = threading.Event()
+        self._leaving = threading.Lock()
+        self._windows: dict[int, Windows] = {}
+        self._beats: dict[str, tuple[str, float]] = {}
+        _compat.on_abort(self._aborted)
+        self._thread = threading.Thread(target=self._watch, name="jaxmem-peers", daemon=True)
+        self._thread.start()
+
+    # -- ends --------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Waits until all processes have ended well; then they are watched no more."""
+        gather("the end", "")
+        self._ended.set()
+        self._thread.join(10 * _POLL_SECONDS)
+
+    def fail(self, failure: Failure, *, told_by_jax: bool = False) -> None:
+        """Tells the others that this process has failed, says why, and exits.
+
+        Args:
+          failure: why.
+          told_by_jax: it may be that another process is gone, and that JAX noticed first: the watch is waited for.
+        """
+        if told_by_jax:
+            self._ended.wait(GONE_SECONDS + 4 * _POLL_SECONDS)
+        sys.stdout.flush()
+        self._leaving.acquire()  # whatever happens from here on, this is what is said
+        self._set(f"news/failed/{self.process}", json.dumps(dataclasses.asdict(failure)))
+        # What process 0 says word for word need not be read twice.
+        self._exit("" if self._is_of_main(failure) else failure.text, failure.code)
+
+    def _is_of_main(self, failure: Failure) -> bool:
+        if self.process == 0:
+            return False
+        told, until = {}, time.monotonic() + 2 * _POLL_SECONDS
+        while not told and time.monotonic() < until:
+            time.sleep(0.05)
+            told = {name.rpartition("/")[2]: text for name, text in self._dir("news/failed")}
+            told = json.loads(told["0"]) if "0" in told else {}
+        self._set(f"heard/{self.process}", "")
+        return told.get("text") == failure.text
+
+    def _leave(self, text: str, code: int) -> None:
+        if not self._leaving.acquire(blocking=False):  # another thread does
+            time.sleep(60)
+        self._exit(text, code)
+
+    def _exit(self, text: str, code: int) -> None:
+        if text:
+            shown = b"\n\x1b[?25h" if os.isatty(2) else b""  # a bar may have been drawn, and the cursor be hidden
+            os.write(2, shown + text.encode() + b"\n")
+        if self.process == 0:  # the coordinator lives here: the others must have heard before it goes
+            self._wait_for_ears()
+        os._exit(code)
+
+    def _wait_for_ears(self) -> None:
+        silent, until = set(range(1, self.count)), time.monotonic() + 5
+        while silent and time.monotonic() < until:
+            for kind in ("heard", "news/gone"):
+                silent -= {int(name.rpartition("/")[2]) for name, _ in self._dir(kind)}
+            time.sleep(0.1)
+
+    def _aborted(self) -> None:
+        """XLA aborts this process: its connection to process 0 broke, or there is a fault of its own."""
+        if self._ended.is_set():
+            return
+        if self.process and not _answers(_compat.coordinator_address()):
+            self._leave(self._gone(0, "its coordinator does not answer"), LOST)
+        self._leave(
+            f"jaxmem: process {self.process} ({self.who[self.process]}) was aborted by XLA. "
+            f"Set TF_CPP_MIN_LOG_LEVEL=0 to see why. {self._hope()}",
+            LOST,
+        )
+
+    def _gone(self, process: int, sign: str) -> str:
+        return (
+            f"jaxmem: process {process} of {self.count} ({self.who[process]}) is gone: {sign}. "
+            f"The others cannot go on without it. {self._hope()}"
+        )
+
+    def _hope(self) -> str:
+        """`last_words`; nothing where they fail, or hang as a folder of another host may."""
+        said: list[str] = []
+        asking = threading.Thread(target=lambda: said.append(self.last_words()), daemon=True)
+        with contextlib.suppress(Exception):
+            asking.start()
+            asking.join(3)
+        return said[0] if said else ""
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        seen, heard = time.monotonic(), time.monotonic()
+        for beat in itertools.count():
+            if self._ended.wait(_POLL_SECONDS):
+                return
+            # Not counted is a time in which this process itself stood still.
+            passed, seen = min(time.monotonic() - seen, 4 * _POLL_SECONDS), time.monotonic()
+            try:
+                self._set(f"beat/{self.process}", str(beat))
+                self._hear()
+                if self.process == 0:
+                    self._look_for_gone(passed)
+                for windows in list(self._windows.values()):
+                    windows.settle(self)
+                heard = time.monotonic()
+            except Exception:  # of the connection to the coordinator, of which JAX has no own class
+                if self._ended.is_set():
+                    return
+                if not _answers(_compat.coordinator_address()) or time.monotonic() - heard > GONE_SECONDS:
+                    self._leave(self._gone(0, "its coordinator does not answer"), LOST)
+
+    def _hear(self) -> None:
+        for name, told in self._dir("news"):
+            kind, process = name.split("/")[-2:]
+            if kind == "failed" and int(process) != self.process:
+                failure = Failure(**json.loads(told))
+                self._set(f"heard/{self.process}", "")
+                said = failure.text.removeprefix("jaxmem: ").removeprefix("error: ")
+                who = f"process {process} of {self.count} ({self.who[int(process)]})"
+                self._leave(f"jaxmem: {who} failed: {said}", failure.code)
+            elif kind == "gone":
+                self._set(f"heard/{self.process}", "")
+                self._leave(self._gone(int(process), told), LOST)
+
+    def _look_for_gone(self, passed: float) -> None:
+        for name, beat in self._dir("beat"):
+            last, silent = self._beats.get(name, ("", 0.0))
+            silent = silent + passed if beat == last else 0.0
+            self._beats[name] = beat, silent
+            process = int(name.rpartition("/")[2])
+            if silent > GONE_SECONDS and process != self.process:
+                self._set(f"news/gone/{process}", f"no sign of it for {silent:.0f} s")
+
+    # -- words -------------------------------------------------------------------------------------
+
+    def windows(self, first: int) -> "Windows":
+        """A run of windows that all processes train, from the same window on."""
+        made = Windows(len(self._windows), first)
+        self._windows[made.number] = made
+        return made
+
+    def _set(self, key: str, text: str) -> None:
+        self._client.key_value_set(f"{_ROOT}/{key}", text, allow_overwrite=True)
+
+    def _dir(self, key: str) -> list[tuple[str, str]]:
+        return self._client.key_value_dir_get(f"{_ROOT}/{key}/")
+
+
+class Windows:
+    """After which window all processes stop, once one of them has to.
+
+    A process that has dispatched a window waits in its collectives for the others. So all must dispatch the same ones,
+    and the last is the furthest that any has committed itself to.
+
+    Args:
+      number: how many runs there were before.
+      first: the first window, which is dispatched in any case.
+    """
+
+    def __init__(self, number: int, first: int):
+        self.number, self._committed, self._exact = number, first, False
+        self._reason, self._frozen, self._last = "", False, None
+        self._error: Exception | None = None
+        self._changed = threading.Condition()
+
+    def stop(self, window: int, reason: str) -> str:
+        """Why all stop after `window`; "" to go on with the next one.
+
+        Args:
+          window: was dispatched.
+          reason: why this process wants to stop; "" if it does not.
+        """
+        with self._changed:
+            self._reason = self._reason or reason
+            self._changed.wait_for(lambda: not self._frozen or self._last is not None or self._error is not None)
+            return self._outcome(window, exact=False)
+
+    def ended(self, window: int) -> str:
+        """Why all stop after `window`, after which the data of this process ends."""
+        with self._changed:
+            self._reason = self._reason or "data ended"
+            if not self._frozen:
+                self._committed = window
+            self._exact = True
+            self._changed.wait_for(lambda: self._last is not None or self._error is not None)
+            return self._outcome(window, exact=True)
+
+    def _outcome(self, window: int, *, exact: bool) -> str:
+        if self._error is not None:
+            raise self._error
+        if self._last is None or window < self._last:
+            if exact:
+                raise _ends_early(f"the data of process {jax.process_index()}", window, self._last)
+            self._committed = max(self._committed, window + 1)
+            return ""
+        return self._reason
+
+    def settle(self, peers: Peers) -> None:
+        """What the watch does for it: tells and hears who wants to stop, and where all can."""
+        key = f"stop/{self.number}"
+        with self._changed:
+            if self._last is not None:
+                return
+            if self._reason:
+                peers._set(f"{key}/asked/{peers.process}", self._reason)
+            asked = peers._dir(f"{key}/asked")
+            if not asked:
+                return
+            self._frozen = True
+            peers._set(f"{key}/at/{peers.process}", json.dumps([self._committed, self._exact, self._reason]))
+            at = {int(name.rpartition("/")[2]): json.loads(told) for name, told in peers._dir(f"{key}/at")}
+            if len(at) < peers.count:
+                return
+            self._last = max(window for window, _, _ in at.values())
+            self._reason = next(reason for _, (_, _, reason) in sorted(at.items()) if reason)
+            for process, (window, exact, _) in sorted(at.items()):
+                if exact and window < self._last:
+                    self._error = _ends_early(f"the data of process {process}", window, self._last)
+            self._changed.notify_all()
+
+
+def _ends_early(what: str, window: int, last: int | None) -> ProcessError:
+    return ProcessError(
+        wanted="data that ends after the same window in all processes",
+        got=f"{what}, which ends after window {window}, where others went on to {'more' if last is None else last}",
+        do="Give every process as many batches; a function of the window never ends.",
+    )
+
+
+_watching: list[Peers] = []
+
+
+def peers() -> Peers | None:
+    """The watch of the other processes, which begins with the first call; None with one process."""
+    if jax.process_count() == 1:
+        return None
+    if not _watching:
+        _watching.append(Peers())
+    return _watching[0]
+
+
+def _answers(address: str | None) -> bool:
+    """Whether someone listens at an address."""
+    if not address:
+        return True
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
+            return True
+    except OSError:
+        return False
