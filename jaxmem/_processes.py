@@ -189,7 +189,11 @@ class Peers:
         """XLA aborts this process: its connection to process 0 broke, or there is a fault of its own."""
         if self._ended.is_set():
             return
-        if self.process and not _answers(_compat.coordinator_address()):
+        until, gone = time.monotonic() + 3, False
+        while self.process and not gone and time.monotonic() < until:  # a system takes a moment to bury a process
+            gone = not _answers(_compat.coordinator_address())
+            time.sleep(0.1)
+        if gone:
             self._leave(self._gone(0, "its coordinator does not answer"), LOST)
         self._leave(
             f"jaxmem: process {self.process} ({self.who[self.process]}) was aborted by XLA. "

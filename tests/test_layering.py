@@ -30,6 +30,7 @@ BASE = frozenset(
         "_installed",
         "_jaxpr_costs",
         "_miscompilations",
+        "_processes",
         "_product_flops",
         "_status",
         "_stdout",

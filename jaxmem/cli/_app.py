@@ -28,8 +28,8 @@ app = typer.Typer(
     help="Does my training step fit, what is the cheapest way to make it fit, and can I trust the answer?",
     epilog="Begin with `jaxmem compare examples/gpt.py`, or a file of yours whose function workload() returns a "
     "jaxmem.Workload. `jaxmem VERB --help` shows examples.\n\n"
-    "Exit codes: 0 done · 1 does not fit · 2 bad input · 3 a fault of jaxmem itself · 130 stopped by Ctrl-C · "
-    "143 by SIGTERM.",
+    "Exit codes: 0 done · 1 does not fit · 2 bad input · 3 a fault of jaxmem itself, or another process of the run is "
+    "lost · 130 stopped by Ctrl-C · 143 by SIGTERM.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -53,6 +53,7 @@ EXAMPLES = {
     train: (
         "jaxmem train examples/gpt.py --steps 20 --accumulation-steps 4",
         "jaxmem train examples/gpt.py --steps 1000 --checkpoint-dir gpt-run --save-every 50",
+        "jaxmem train examples/gpt.py --steps 1000 --coordinator 10.0.0.1:1234 --num-processes 2 --process-id 0",
     ),
     explain_oom: ("python train.py 2>&1 | jaxmem explain-oom -",),
     targets: ("jaxmem targets", "jaxmem targets --json -"),

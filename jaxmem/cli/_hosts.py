@@ -116,8 +116,7 @@ def agree_on_command(file: str, options: Mapping[str, object]) -> None:
     path = file if os.path.isfile(file) else file.rpartition(":")[0]
     things = {name: str(value) for name, value in options.items()}
     with contextlib.suppress(OSError, UnicodeDecodeError):  # what is wrong with it is said where it is loaded
-        with open(path, encoding="utf-8") as stream:
-            things[f"the text of {os.path.basename(path)}"] = stream.read()
+        things[f"the text of {os.path.basename(path)}"] = Path(path).read_text("utf-8")
     check_same({"FILE": os.path.basename(file), **things}, do="Run the same command everywhere but for --process-id.")
 
 
@@ -174,7 +173,7 @@ def _initialize(coordinator: str, num_processes: int | None, process_id: int | N
     except (ValueError, RuntimeError) as error:
         raise ProcessError(
             wanted="JAX to know this cluster" if auto else f"JAX's coordinator to start at {coordinator}",
-            got=" ".join(str(error).split())[:300],
+            got=" ".join(str(error).split())[:300].rstrip("."),
             do="Give --coordinator HOST:PORT, --num-processes and --process-id."
             if auto
             else "Choose another port, or look at the output of process 0.",
