@@ -19,7 +19,8 @@ class PhasePeak(Brief):
     name: str = column('"init", "step", "restore", "save".')
     peak_bytes: int | None = column("Of device memory, the state included; None where it is unknown.", "provenance")
     host_bytes: int = column(
-        "Of the host's memory besides, at most, for each device's part of the state.", "provenance", default=0)
+        "Of the host's memory besides, for each device's part of the state; without the buffers that Orbax packs and "
+        "unpacks it in.", "provenance", default=0)
     provenance: str = column('"compiled", or "modelled", which is then an upper bound.')
     how: str = column("How the bytes were told, in a sentence.")
     # fmt: on
@@ -27,11 +28,12 @@ class PhasePeak(Brief):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhaseNeed(Brief):
-    """What a phase needs beside the state, as modelled before anything is compiled.
+    """What a phase needs beside the state, or beside a step, as modelled before anything is compiled.
 
     Args:
       name: of the phase.
       beside_bytes: on one device, at most.
+      with_steps: whether steps go on meanwhile, so that it needs them beside a step's peak.
       host_bytes: on the host, for one device's part of the state.
       how: a sentence on what is counted.
       compiled_bytes: compiles the phase's program for its peak; None where there is none, or the peak is not told.
@@ -40,6 +42,7 @@ class PhaseNeed(Brief):
 
     name: str
     beside_bytes: int
+    with_steps: bool = False
     host_bytes: int = 0
     how: str
     compiled_bytes: Callable[[], int | None] | None = None
@@ -74,7 +77,7 @@ def told_phases(phases: Phases | None, facts: MemoryFacts) -> tuple[tuple[PhaseP
     peaks = {
         need.name: PhasePeak(
             name=need.name,
-            peak_bytes=state + need.beside_bytes,
+            peak_bytes=(facts.peak_bytes or state if need.with_steps else state) + need.beside_bytes,
             host_bytes=need.host_bytes,
             provenance="modelled",
             how=need.how,

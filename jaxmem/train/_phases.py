@@ -31,18 +31,24 @@ def run_phases(spec: StepSpec, program: TargetProgram, more: Sequence[PhaseNeed]
     """
     state, batch = (list(map(_local_bytes, jax.tree.leaves(tree))) for tree in program.arguments)
     whole, largest = sum(state), max(state, default=0)
+    # A CPU's memory is the host's. There a save holds the state itself, so that the next step allocates another.
+    cpu = program.target.platform == "cpu"
+    shared, where = (whole, "here in the same memory") if cpu else (0, "on the host")
     restore = PhaseNeed(
         name="restore",
-        beside_bytes=largest,
+        beside_bytes=largest + shared,
         host_bytes=whole,
-        how="The state, and a copy of its largest leaf: what was read is copied leaf by leaf into buffers that the "
-        "first step reuses.",
+        how="The state, and a copy of its largest leaf: each is copied into buffers that the first step reuses. What "
+        f"was read lies {where}.",
     )
     save = PhaseNeed(
         name="save",
-        beside_bytes=0,
+        beside_bytes=shared,
+        with_steps=cpu,
         host_bytes=whole,
-        how="The state. Its arrays are copied to the host, which holds them until they are written.",
+        how="A step, and the state before it, which stays until it is written."
+        if cpu
+        else "The state. A copy lies on the host until it is written.",
     )
     needs = (_init(spec, program), restore, save, *more)
     return Phases(state_bytes=whole, other_bytes=sum(batch), needs=needs)
