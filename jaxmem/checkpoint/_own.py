@@ -13,10 +13,11 @@ def owned(array: jax.Array) -> jax.Array:
     """The array in buffers that a program of XLA has written, and that a donating step reuses; `array` is deleted.
 
     What Orbax restores may lie in memory that XLA only borrows: on a CPU, a buffer of NumPy that happens to be aligned
-    to 64 bytes, which is about every second one, and shards of several devices may share one. XLA does not write to
-    borrowed memory, so the first step, though it is given the state as donated, allocates it once more. No API of JAX
-    tells borrowed buffers from others, so that each array is copied. When this returns the copy is there and the memory
-    of `array` is free: a state restored leaf by leaf takes its own bytes and those of one leaf.
+    to 64 bytes, which among arrays in memory that was freed before is every fourth to second one; and shards of several
+    devices may share one. XLA does not write to borrowed memory, so the first step, though it is given the state as
+    donated, allocates these arrays once more. No API of JAX tells borrowed buffers from others, so that each array is
+    copied. When this returns the copy is there and the memory of `array` is free: a state restored leaf by leaf takes
+    its own bytes and those of one leaf.
 
     A copy keeps dtype (typed keys, int4, float8), sharding, memory kind and whether it is committed. It is compiled
     once a process for each shape, dtype and sharding. Where an array has shards on other processes, these must call

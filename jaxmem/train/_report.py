@@ -22,6 +22,7 @@ from jaxmem.train._layout import sharding_of
 from jaxmem.train._loss import partition
 from jaxmem.train._mistakes import blaming
 from jaxmem.train._peaks import Peak
+from jaxmem.train._phases import run_phases
 from jaxmem.train._program import TargetProgram, trace_for
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._update import LEVERS, idle_settings
@@ -59,6 +60,7 @@ def program(spec: StepSpec, name: str, target: Target) -> Program:
         notes=(*notes, *traced.notes),
         news=tuple(news),
         gradients=tuple(map(_local_shape, jax.tree.leaves(trainable))),
+        phases=run_phases(spec, traced, [need for one in said for need in one.phases]),
         settings=_settings(spec, traced.arguments[1], target),
         made=made,
         **fields,

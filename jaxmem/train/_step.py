@@ -27,7 +27,7 @@ from jaxmem.train._remat import examine, residual_table, solution
 from jaxmem.train._report import report
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._state import TrainState
-from jaxmem.train._update import abstract_arguments, abstract_state, idle_settings, new_state
+from jaxmem.train._update import abstract_arguments, abstract_state, idle_settings
 from jaxmem.workload import Workload, check_key, path_string
 
 
@@ -125,11 +125,10 @@ class TrainStep:
         rng = spec.rng if rng is None else rng
         check_key(rng)
         check_same_values({"params": spec.given()[0], "state": spec.given()[1], "rng": rng}, "")
-        # Inside jit, so that what a key creates is allocated once, where it belongs.
         on_mesh = spec.layout.mesh is not None
         places = jax.tree.map(lambda leaf: leaf.sharding, abstract_arguments(spec)[0]) if on_mesh else None
         with blaming(spec), spec.entered(rng):
-            return jax.jit(lambda given, rng: new_state(spec, given, rng), out_shardings=places)(spec.given(), rng)
+            return programs.jitted_init(spec, places)(spec.given(), rng)
 
     @shortening()
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
