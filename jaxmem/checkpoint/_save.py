@@ -73,9 +73,10 @@ class Save(threading.Thread):
                 with self._quiet():
                     self._orbax = _orbax.start_saving(self._path / _folder.STATE, arrays, self._together)
         except Exception as error:
+            told = self._failed(error)
             if _errors.is_device_memory(error):
                 raise
-            raise self._failed(error) from error
+            raise told from error
         finally:
             del leaves, arrays, state
 
