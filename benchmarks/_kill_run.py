@@ -1,0 +1,108 @@
+"""The training runs that `benchmarks.kill` kills: four kinds, tiny, through the public API only.
+
+Nothing here starts a backend when it is imported, so that a process that forks may import it.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxmem
+from jaxmem.accumulate import multi_steps
+from jaxmem.checkpoint import Manager, restore
+from jaxmem.loss_scale import DynamicLossScale
+
+WINDOWS, KEEP, WIDTH, ROWS = 24, 2, 192, 16
+KINDS = ("adam", "fp16", "multi_steps", "sharded")
+Tell = Callable[..., None]
+
+
+def data(window: int):
+    """The batch of a window."""
+    rng = np.random.default_rng(window)
+    return {"x": rng.standard_normal((ROWS, WIDTH), np.float32), "y": rng.standard_normal(ROWS, np.float32)}
+
+
+def _loss(params, batch, *, rng):
+    x = batch["x"].astype(params["in"]["kernel"].dtype)
+    hidden = jnp.tanh(x @ params["in"]["kernel"] + params["in"]["bias"])
+    hidden = jnp.where(jax.random.bernoulli(rng, 0.9, hidden.shape), hidden / 0.9, 0)
+    return jnp.mean(((hidden @ params["out"])[:, 0] - batch["y"].astype(hidden.dtype)) ** 2)
+
+
+@functools.cache
+def step_of(kind: str):
+    """The step of a kind of run: a `TrainStep`."""
+    rng = np.random.default_rng(0)
+    normal = functools.partial(rng.standard_normal, dtype=np.float32)
+    params = {"in": {"kernel": normal((WIDTH, WIDTH)) / 14, "bias": np.zeros(WIDTH, "f4")}, "out": normal((WIDTH, 1))}
+    batch, config, optimizer = data(0), {}, optax.adam(optax.cosine_decay_schedule(1e-2, 100))
+    if kind == "sharded":
+        mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        rows = jax.NamedSharding(mesh, jax.P("data"))
+        params, batch = jax.device_put(params, rows), jax.device_put(batch, rows)
+    elif kind == "fp16":  # begins above what float16 can hold: windows are skipped, the scale falls and grows again
+        scale = DynamicLossScale(initial=2.0**22, growth_interval=3)
+        config = {"precision": jaxmem.Precision(compute="float16", loss_scale=scale)}
+    elif kind == "multi_steps":  # saved in mid-window, mostly
+        optimizer = multi_steps(optimizer, 5)
+    workload = jaxmem.Workload(_loss, params, batch, optimizer, rng=jax.random.key(7))
+    return jaxmem.make_train_step(workload, jaxmem.MemoryConfig(**config))
+
+
+def prepare(kind: str) -> None:
+    """What a process needs before its backend starts."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 4 if kind == "sharded" else 1)
+
+
+def digest(tree) -> str:
+    """Of the names, dtypes, shapes and bytes of all leaves; two trees have one digest if they are equal to the bit."""
+    said = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(leaf) if key else leaf)
+        said.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {array.shape}".encode() + array.tobytes())
+    return said.hexdigest()
+
+
+def trajectory(tell: Tell, kind: str) -> None:
+    """Tells the digest of the state at each window of a run that is neither saved nor stopped."""
+    step = step_of(kind)
+    state = step.init()
+    digests = [digest(state)]
+    for window in range(WINDOWS):
+        state, _ = step(state, data(window))
+        digests.append(digest(state))
+    tell("digests", digests)
+
+
+def train(tell: Tell, kind: str, folder: str, save_every: int) -> None:
+    """Trains to the last window, from the folder's checkpoint where there is one; tells each window, and the end."""
+    step = step_of(kind)
+    tell("begins")
+    with Manager(folder, keep=KEEP) as manager:
+        checkpoint = manager.latest()
+        state = step.init() if checkpoint is None else manager.restore(step, checkpoint)
+        for window in range(int(state.window), WINDOWS):
+            tell("window", window)
+            state, _ = step(state, data(window))
+            if (window + 1) % save_every == 0 or window + 1 == WINDOWS:
+                manager.save(state, number=window + 1)
+    tell("ends", digest(state))
+
+
+def look(tell: Tell, kind: str, folder: str) -> None:
+    """Tells number → digest of every complete checkpoint, or why it cannot be restored."""
+    found = {}
+    for checkpoint in Manager(folder).checkpoints():
+        try:
+            found[checkpoint.number] = digest(restore(checkpoint, step_of(kind)))
+        except jaxmem.JaxmemError as error:
+            found[checkpoint.number] = f"{type(error).__name__}: {error}"
+    tell("found", found)

@@ -1,0 +1,74 @@
+"""Checkpoints under `kill -9` and under damage: what is complete is never lost, and what is damaged never passes.
+
+    python -m benchmarks.kill --runs 120 --json -
+
+A run is killed at a random moment, by the clock or at a file operation, while it trains (a save every 1 to 3 windows,
+which take less time than the saves) or restores, often more than once, and then resumed until its end.
+`kills` counts signals, `runs` the runs so ended; `lost` what was complete and cannot be restored, or was to be complete
+and is not; `wrong` ends that differ in a bit from the run that was not stopped; `partial` states taken for a good
+checkpoint that are none. A kill keeps what the kernel has in its page cache: power failures are another matter.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import _kill_run as run
+from benchmarks._harness import emit
+from benchmarks._kill_chain import Known, Outcome, chain, learn
+
+
+def one(kind: str, known: Known, folder: Path, seed: int) -> Outcome:
+    """`chain` in a folder of its own."""
+    folder = folder / f"{kind}-{seed}"
+    try:
+        return chain(kind, known, folder, seed)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def kills(folder: Path, wanted: int, jobs: int, seed: int) -> tuple[Outcome, int]:
+    """Chains of all kinds in turn until so many runs were killed and ended."""
+    total, runs = Outcome(), 0
+    known = {kind: learn(kind, folder / f"{kind}-known") for kind in run.KINDS}
+    fork = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=fork) as pool:
+        while runs < wanted:
+            seeds = range(seed, seed := seed + max(wanted - runs, jobs))
+            kinds = [run.KINDS[s % len(run.KINDS)] for s in seeds]
+            for outcome in pool.map(one, kinds, map(known.get, kinds), [folder] * len(seeds), seeds):
+                runs += bool(outcome.kills)
+                for field in dataclasses.fields(Outcome):
+                    getattr(total, field.name).extend(getattr(outcome, field.name))
+                if sys.stderr.isatty():
+                    print(f"\r{runs} runs, {len(total.kills)} kills", end="", file=sys.stderr)
+    return total, runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--runs", type=int, default=120)
+    parser.add_argument("--jobs", type=int, default=max(os.cpu_count() or 1, 1))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", help="where to make folders of checkpoints; the system's temporary folder if not given")
+    parser.add_argument("--json", default="-", metavar="OUT", help='a file, or "-" for stdout')
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix="jaxmem-kill-") as folder:
+        started = time.perf_counter()
+        outcome, runs = kills(Path(folder), options.runs, options.jobs, options.seed)
+    found = {f.name: getattr(outcome, f.name) for f in dataclasses.fields(Outcome)}
+    figures = {"runs": runs, **{name: len(list_) for name, list_ in found.items()}}
+    figures["seconds"] = time.perf_counter() - started
+    notes = {name: list_[:20] for name, list_ in found.items() if name != "kills" and list_}
+    emit(figures, target="cpu", provenance=dict.fromkeys(figures, "measured"), notes={"notes": notes}, out=options.json)
+
+
+if __name__ == "__main__":
+    main()
