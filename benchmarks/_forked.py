@@ -1,5 +1,6 @@
 """Runs in processes of their own that cost no imports: forked from one that has imported JAX and started no backend."""
 
+import functools
 import json
 import os
 import select
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_FILE_EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.scandir", "os.listdir", "os.link"}
+from benchmarks._file_hook import FileHook, die
 
 
 class Event(NamedTuple):
@@ -48,7 +49,7 @@ class Forked:
         die_at: tuple[int, float] | None = None,
     ):
         self.events: list[Event] = []
-        self._unread, self._rest = tempfile.TemporaryFile(), b""
+        self._unread, self._rest = tempfile.TemporaryFile(), b""  # noqa: SIM115, it lives as long as this
         self._pipe, write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -58,10 +59,11 @@ class Forked:
 
     def _be(self, write, function, args, prepare, watched, die_at):
         """The new process; it ends here."""
-        code, lock, operations = 1, threading.Lock(), _count(watched, die_at)
+        code, lock = 1, threading.Lock()
+        hook = FileHook(watched, die_at and (die_at[0], functools.partial(die, die_at[1])))
 
         def tell(name, value=None):
-            line = json.dumps([time.monotonic(), operations(), name, value]).encode() + b"\n"
+            line = json.dumps([time.monotonic(), hook.seen, name, value]).encode() + b"\n"
             with lock:
                 os.write(write, line)
 
@@ -130,28 +132,3 @@ class Forked:
         *lines, self._rest = (self._rest + piece).split(b"\n")
         self.events += [Event(*json.loads(line)) for line in lines]
         return bool(piece)
-
-
-def _count(watched, die_at) -> Callable[[], int]:
-    """Counts this process's file operations below a folder from now on, and dies at one of them if it shall."""
-    if watched is None:
-        return lambda: 0
-    seen, prefix, lock = [0], str(watched), threading.Lock()
-
-    def hook(event, args):
-        if event not in _FILE_EVENTS or not args or not isinstance(args[0], (str, bytes, os.PathLike)):
-            return
-        if not os.fsdecode(args[0]).startswith(prefix):
-            return
-        with lock:
-            seen[0] += 1
-            now = die_at is not None and seen[0] == die_at[0]
-        if now and die_at[1] <= 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if now:
-            timer = threading.Timer(die_at[1], os.kill, (os.getpid(), signal.SIGKILL))
-            timer.daemon = True
-            timer.start()
-
-    sys.addaudithook(hook)
-    return lambda: seen[0]

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from benchmarks import _kill_run as run
 from benchmarks._harness import emit
-from benchmarks._kill_chain import Known, Outcome, chain, learn
+from benchmarks._kill_chain import Known, Outcome, chain, learn, start, unhindered
+from benchmarks._kill_disks import cases
 
 
 def one(kind: str, known: Known, folder: Path, seed: int) -> Outcome:
@@ -52,22 +53,43 @@ def kills(folder: Path, wanted: int, jobs: int, seed: int) -> tuple[Outcome, int
     return total, runs
 
 
+def damage(folder: Path, seed: int) -> list[tuple[str, list[str]]]:
+    """(name, what is wrong) of every damage to the files of three checkpoints; sharded ones have the most files."""
+    kind, here, stranger = "sharded", str(folder / "damaged"), str(folder / "stranger")
+    unhindered(run.three, kind, stranger, 1)
+    digests = {int(n): d for n, d in unhindered(run.three, kind, here, 0).value("digests").items()}
+    process = start(run.damaged, kind, here, stranger, digests, seed)
+    if (ended := process.end(1200)) != "ended":
+        raise RuntimeError(f"the run that does damage {ended}: {process.output()}")
+    return [event.value for event in process.all("damage")]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--runs", type=int, default=120)
     parser.add_argument("--jobs", type=int, default=max(os.cpu_count() or 1, 1))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", help="where to make folders of checkpoints; the system's temporary folder if not given")
+    parser.add_argument("--folder", help="where folders are made; the temporary folder if not given")
     parser.add_argument("--json", default="-", metavar="OUT", help='a file, or "-" for stdout')
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder, prefix="jaxmem-kill-") as folder:
-        started = time.perf_counter()
-        outcome, runs = kills(Path(folder), options.runs, options.jobs, options.seed)
-    found = {f.name: getattr(outcome, f.name) for f in dataclasses.fields(Outcome)}
-    figures = {"runs": runs, **{name: len(list_) for name, list_ in found.items()}}
-    figures["seconds"] = time.perf_counter() - started
-    notes = {name: list_[:20] for name, list_ in found.items() if name != "kills" and list_}
-    emit(figures, target="cpu", provenance=dict.fromkeys(figures, "measured"), notes={"notes": notes}, out=options.json)
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix="jaxmem-kill-") as name:
+        folder, started = Path(name), time.perf_counter()
+        outcome, runs = kills(folder, options.runs, options.jobs, options.seed)
+        lists = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(Outcome)}
+        figures: dict[str, float] = {"runs": runs, **{name: len(list_) for name, list_ in lists.items()}}
+        figures["kill_seconds"] = time.perf_counter() - started
+        damaged, disks = damage(folder, options.seed), list(cases("adam", folder / "disks"))
+        figures["seconds"] = time.perf_counter() - started
+    left_out = [name for name, _ in disks if name.startswith("left out")]
+    for name, tried in ("damages", damaged), ("disks", disks):
+        figures[name] = len(tried) - (len(left_out) if tried is disks else 0)
+    lists |= {"unnoticed": [f"{n}: {w}" for n, w in damaged if w], "disks_wrong": [f"{n}: {w}" for n, w in disks if w]}
+    figures |= {name: len(lists[name]) for name in ("unnoticed", "disks_wrong")}
+    notes = {name: list_[:20] for name, list_ in lists.items() if name != "kills" and list_}
+    if left_out:
+        notes["left_out"] = left_out
+    notes["disk_cases"] = [name for name, _ in disks if not name.startswith("left out")]
+    emit(figures, target="cpu", provenance=dict.fromkeys(figures, "measured"), notes=notes, out=options.json)
 
 
 if __name__ == "__main__":
