@@ -5,6 +5,7 @@ import functools
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -310,3 +311,20 @@ def with_cotangent(value):
 
 
 with_cotangent.defvjp(lambda value: (value, None), lambda _, cotangent: (cotangent,))
+
+
+def before_threads_end(function: Callable[[], None]) -> None:
+    """Calls a function when the main thread has ended, while threads can still be started.
+
+    `atexit` is later: then `concurrent.futures` starts nothing any more, and what Orbax does in a thread fails. Touches
+    `threading._register_atexit`, whose functions are called in reverse order, so before that of `concurrent.futures`.
+    """
+    importlib.import_module("concurrent.futures.thread")  # registers its own
+    threading._register_atexit(function)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def coordinator() -> Any:
+    """The client of `jax.distributed`'s coordinator, whose store of keys and values has no public name."""
+    from jax._src import distributed
+
+    return distributed.global_state.client

@@ -1,99 +1,351 @@
-"""`Manager`: the checkpoints of one run, in one folder."""
+"""`Manager`: the checkpoints of one run, in one folder; written by one run, read by anybody."""
 
+import contextlib
+import dataclasses
+import itertools
+import json
+import logging
+import math
+import platform
+import threading
+import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint
+import numpy as np
 
+from jaxmem import _compat
 from jaxmem._installed import version
-from jaxmem.checkpoint import _manifest
+from jaxmem.checkpoint import _errors, _files, _folder, _manifest, _restore
 from jaxmem.checkpoint._leaves import described, named_leaves
 from jaxmem.checkpoint._manifest import Checkpoint
+from jaxmem.checkpoint._together import Together
+from jaxmem.errors import CheckpointError, CheckpointWarning, InputError
+
+_LOG = logging.getLogger(__name__)
+_COUNT = itertools.count()  # the same in all processes, which open the same managers in the same order
 
 
 class Manager:
-    """Checkpoints in a folder; used as a context.
+    """Checkpoints in a folder, which this run alone writes; best used as a context.
+
+    `save` returns as soon as the arrays are copied from their devices; the rest is done in a thread. What goes wrong
+    there is raised by the next `save`, by `wait`, or at the end of the context. An older checkpoint is deleted only
+    when a newer one is complete. With several processes all of them make the same calls.
 
     Args:
-      folder: a path; made with the first save.
-      keep: how many of the newest stay.
+      folder: a path; made if it is not there.
+      keep: how many of the newest stay; None for all.
+      keep_best: how many of the best stay besides.
+      best: the metric that says which ones are best; checkpoints without it, or where it is NaN, never are.
+      best_mode: "min" or "max".
+
+    Raises:
+      CheckpointError: another run writes there, it is the folder of something else, or it cannot be written.
+
+    >>> import tempfile, jax.numpy as jnp
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with Manager(folder.name, keep=2) as manager:
+    ...     for number in range(4):
+    ...         manager.save({"w": jnp.full(3, number)}, number=number, metrics={"loss": 1 / (number + 1)})
+    >>> [checkpoint.number for checkpoint in manager.checkpoints()]
+    [2, 3]
+    >>> manager.restore({"w": jnp.zeros(3, int)})
+    {'w': Array([3, 3, 3], dtype=int32)}
+    >>> folder.cleanup()
     """
 
-    def __init__(self, folder, *, keep: int | None = 3):
-        self.folder, self.keep = Path(folder).absolute(), keep
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        keep: int | None = 3,
+        keep_best: int = 0,
+        best: str = "loss",
+        best_mode: str = "min",
+    ):
+        if keep is not None and (type(keep) is not int or keep < 1):
+            raise InputError(wanted="keep to be 1 or more, or None for all", got=f"{keep!r}", do="Pass for example 3.")
+        if type(keep_best) is not int or keep_best < 0:
+            raise InputError(wanted="keep_best to be 0 or more", got=f"{keep_best!r}", do="Pass for example 1.")
+        if best_mode not in ("min", "max"):
+            raise InputError(wanted='best_mode to be "min" or "max"', got=f"{best_mode!r}", do='A loss has "min".')
+        self.folder, self.keep, self.keep_best, self.best, self.best_mode = (
+            _restore.absolute(folder),
+            keep,
+            keep_best,
+            best,
+            best_mode,
+        )
+        self._pending: _Save | None = None
+        self._open()
+
+    def __repr__(self) -> str:
+        return f"Manager({str(self.folder)!r}, keep={self.keep})"
 
     def __enter__(self) -> "Manager":
         return self
 
-    def __exit__(self, *_) -> None:
-        self.wait()
+    def __exit__(self, kind, error, _) -> None:
+        try:
+            self.wait()
+        except CheckpointError as failed:
+            if error is None:
+                raise
+            warnings.warn(CheckpointWarning(str(failed)), stacklevel=2)  # and the user's own error is shown
+        finally:
+            self._is_open, self._lock = False, None
 
-    def save(self, state: Any, *, number: int, record: Mapping | None = None, metrics: Mapping | None = None) -> None:
-        """Saves a pytree."""
-        leaves = named_leaves(state)
-        path = self.folder / str(number)
-        data = {n: jax.random.key_data(x) if described(x).key else x for n, x in leaves.items()}
-        with orbax.checkpoint.PyTreeCheckpointer() as checkpointer:
-            checkpointer.save(path / "state", data)
-        _manifest.write(
-            path,
-            number=number,
-            leaves={name: described(leaf) for name, leaf in leaves.items()},
-            record=dict(record or {}),
-            metrics=dict(metrics or {}),
-            versions={name: version(name) for name in ("jaxmem", "jax", "flax", "optax", "orbax-checkpoint")},
-        )
+    def save(
+        self,
+        state: Any,
+        *,
+        number: int | None = None,
+        record: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Saves a pytree of arrays; its arrays may be donated or deleted as soon as this returns.
+
+        Waits first for the save before, if that is not done; none is ever skipped.
+
+        Args:
+          state: arrays of JAX or NumPy, typed PRNG keys, scalars.
+          number: of the checkpoint; by default `state.window`, or `state.step`.
+          record: JSON to be saved with it.
+          metrics: name → scalar.
+
+        Raises:
+          CheckpointError: it cannot be written, the save before could not be, or there is a good one of that number.
+        """
+        self.wait()
+        if not self._is_open:
+            self._open()
+        self._pending = _Save(self, state, _number(state, number), dict(record or {}), dict(metrics or {}))
+        self._pending.start()
 
     def wait(self) -> None:
-        """Until what was saved is on disk."""
+        """Waits until what was saved is complete on disk.
+
+        Raises:
+          CheckpointError: it could not be saved; no older checkpoint was deleted.
+        """
+        pending = self._pending
+        if pending is not None:
+            pending.join()
+            self._pending = None
+            if pending.error is not None:
+                raise pending.error
 
     def latest(self) -> Checkpoint | None:
-        """The newest good one."""
-        return latest(self.folder)
+        """The newest good checkpoint; see `jaxmem.checkpoint.latest`."""
+        self.wait()
+        return _restore.latest(self.folder)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Those that are complete by their manifests, the oldest first; whether files are damaged is not looked at."""
+        return _restore.listed(self.folder)
 
     def restore(self, like: Any, checkpoint: Checkpoint | None = None, *, cast: Sequence[str] = ()) -> Any:
-        """A pytree like `like`."""
-        return restore(checkpoint or self.folder, like, cast=cast)
+        """A pytree like `like` from a checkpoint, by default the newest good one; see `jaxmem.checkpoint.restore`."""
+        self.wait()
+        return _restore.restore(self.folder if checkpoint is None else checkpoint, like, cast=cast)
+
+    def _open(self) -> None:
+        """Takes the folder for this run, and removes what saves that did not end have left there."""
+        self._name, self._saves = f"manager/{next(_COUNT)}", itertools.count()
+        for manager in list(_OPEN):
+            if manager.folder == self.folder:  # what it is writing must not be taken for a save that did not end
+                manager.wait()
+        left = json.loads(Together(f"{self._name}/open").first_does(self._take))
+        self._is_open = True
+        _OPEN.add(self)
+        for number in left if jax.process_index() == 0 else ():
+            text = f"removed checkpoint {number} of {self.folder}, whose save was not finished"
+            warnings.warn(CheckpointWarning(text), stacklevel=3)
+
+    def _take(self) -> str:
+        try:
+            _folder.check(self.folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self.folder)
+            return json.dumps(_folder.remove_unfinished(self.folder))
+        except OSError as error:
+            raise _errors.explained(error, "a folder to save checkpoints in", self.folder) from error
+
+    def _retain(self, newest: int) -> None:
+        """Deletes what is neither among the newest nor among the best."""
+        if self.keep is None:
+            return
+        there = self.checkpoints()
+        sign = 1 if self.best_mode == "min" else -1
+        rated = [each for each in there if not math.isnan(each.metrics.get(self.best, math.nan))]
+        rated.sort(key=lambda each: (sign * each.metrics[self.best], -each.number))
+        stay = {newest} | {each.number for each in there[-self.keep :] + rated[: self.keep_best]}
+        for checkpoint in there:
+            if checkpoint.number not in stay:
+                _folder.remove(checkpoint.path)
 
 
-def latest(folder) -> Checkpoint | None:
-    """The newest good checkpoint in a folder; None where there is none."""
-    numbers = [int(path.parent.name) for path in Path(folder).glob(f"*/{_manifest.NAME}")]
-    return _manifest.read(Path(folder) / str(max(numbers))) if numbers else None
+class _Save(threading.Thread):
+    """One save: what has to be done at once when it is made, the rest when it is started."""
+
+    def __init__(self, manager: Manager, state: Any, number: int, record: dict, metrics: dict):
+        super().__init__(name=f"jaxmem-save-{number}")
+        from jaxmem.checkpoint import _orbax  # a second to load, which who only imports jaxmem does not pay
+
+        self.error: CheckpointError | None = None
+        self._manager, self._number = manager, number
+        self._path = manager.folder / str(number)
+        self._wanted = f"to save checkpoint {number}"
+        self._together = Together(f"{manager._name}/save/{next(manager._saves)}")
+        leaves = {name: _array(name, leaf) for name, leaf in named_leaves(state).items()}
+        self._checkpoint = Checkpoint(
+            number=number,
+            path=self._path,
+            leaves={name: described(leaf) for name, leaf in leaves.items()},
+            record=_json(record),
+            metrics={name: float(value) for name, value in metrics.items()},
+            versions={name: version(name) or "" for name in _manifest.PACKAGES} | {"python": platform.python_version()},
+            processes=self._together.processes,
+        )
+        arrays = {
+            name: jax.random.key_data(leaf) if self._checkpoint.leaves[name].key else leaf
+            for name, leaf in leaves.items()
+            if leaf.size
+        }
+        self._quiet, self._orbax = _orbax.quiet, None
+        try:
+            self._together.first_does(self._make_folder)
+            if arrays:
+                with self._quiet():
+                    self._orbax = _orbax.start_saving(self._path / _folder.STATE, arrays, self._together)
+        except Exception as error:
+            if _errors.is_device_memory(error):
+                raise
+            raise self._failed(error) from error
+        finally:
+            del leaves, arrays, state
+
+    def run(self) -> None:
+        try:
+            self._finish()
+        except Exception as error:
+            self.error = self._failed(error)
+
+    def _finish(self) -> None:
+        if self._orbax is not None:
+            with self._quiet():
+                self._orbax.wait_until_finished()
+                self._orbax.close()
+        together, state = self._together, self._path / _folder.STATE
+        names = json.loads(together.first_does(lambda: json.dumps(_files.names_below(state))))
+        mine = _files.digests(state, names[together.process :: together.processes])
+        said = together.gather(json.dumps(mine))
+        files = {f"{_folder.STATE}/{name}": tuple(told) for text in said for name, told in json.loads(text).items()}
+        together.first_does(lambda: _manifest.write(dataclasses.replace(self._checkpoint, files=files)))
+        _LOG.info("checkpoint %d is complete", self._number)
+        self._wanted = "to delete older checkpoints"
+        together.first_does(lambda: self._manager._retain(self._number))
+
+    def _make_folder(self) -> None:
+        aside = _folder.make_room(self._path, _restore.verify_alone)
+        if aside:
+            text = f"checkpoint {self._number} of {self._path.parent} is damaged, and was moved to {aside.name}"
+            warnings.warn(CheckpointWarning(text), stacklevel=6)
+        self._path.mkdir()
+
+    def _failed(self, error: Exception) -> CheckpointError:
+        """What to tell; leftovers are removed, and other processes told."""
+        meant = _errors.explained(error, self._wanted, self._path.parent)
+        self._together.fail(meant)
+        if self._together.first and not _folder.has_manifest(self._path):
+            with contextlib.suppress(OSError):  # then the next run removes it
+                _folder.remove(self._path)
+        return meant
 
 
-def save(folder, state: Any, *, number: int, record: Mapping | None = None, metrics: Mapping | None = None) -> None:
-    """Saves one checkpoint, and waits for it."""
+def save(
+    folder: str | Path,
+    state: Any,
+    *,
+    number: int | None = None,
+    record: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+) -> None:
+    """Saves one checkpoint, and waits until it is complete; none is deleted. See `Manager.save`.
+
+    >>> import tempfile, jax.numpy as jnp
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(folder, {"w": jnp.ones(3)}, number=7)
+    ...     _restore.latest(folder)
+    <Checkpoint number=7 ...>
+    """
     with Manager(folder, keep=None) as manager:
         manager.save(state, number=number, record=record, metrics=metrics)
 
 
-def restore(where, like: Any, *, cast: Sequence[str] = ()) -> Any:
-    """A pytree like `like` from a folder's newest good checkpoint, or from a `Checkpoint`."""
-    checkpoint = where if isinstance(where, Checkpoint) else latest(where)
-    if checkpoint is None:
-        return None
-    if hasattr(like, "abstract_arguments"):  # a step
-        like = like.abstract_arguments()[0]
-    leaves = named_leaves(like)
+_OPEN: "weakref.WeakSet[Manager]" = weakref.WeakSet()
+_LOCKS: "weakref.WeakValueDictionary[Path, _folder.Lock]" = weakref.WeakValueDictionary()
 
-    def wanted(leaf):
-        if described(leaf).key:
-            return orbax.checkpoint.ArrayRestoreArgs(sharding=None)
-        return orbax.checkpoint.ArrayRestoreArgs(
-            sharding=getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0]),
-            global_shape=leaf.shape,
-            dtype=leaf.dtype,
-        )
 
-    with orbax.checkpoint.PyTreeCheckpointer() as checkpointer:
-        data = checkpointer.restore(
-            checkpoint.path / "state", restore_args={name: wanted(leaf) for name, leaf in leaves.items()}
+def _lock(folder: Path) -> _folder.Lock:
+    """The lock of a folder; managers of one process share it, since a cell of a notebook is run again and again."""
+    found = _LOCKS.get(folder.resolve())
+    if found is None:
+        found = _LOCKS[folder.resolve()] = _folder.Lock(folder)
+    return found
+
+
+def _finish_all() -> None:
+    """What is pending when the interpreter ends is finished; an error that nobody waited for is told."""
+    for manager in list(_OPEN):
+        try:
+            manager.wait()
+        except CheckpointError as error:
+            warnings.warn(CheckpointWarning(str(error)), stacklevel=1)
+
+
+_compat.before_threads_end(_finish_all)
+
+
+def _number(state: Any, number: Any) -> int:
+    if number is None:
+        number = getattr(state, "window", getattr(state, "step", None))
+    try:
+        found = int(number)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        found = -1
+    if found < 0 or isinstance(number, bool | float):
+        raise CheckpointError(
+            wanted="the number of the checkpoint, 0 or more",
+            got="none, and a state without `window` or `step`" if number is None else f"{number!r}",
+            do="Pass number=, such as the count of steps so far.",
         )
-    values = [
-        jax.random.wrap_key_data(data[name], impl=described(leaf).key) if described(leaf).key else data[name]
-        for name, leaf in leaves.items()
-    ]
-    return jax.tree.structure(like).unflatten(values)
+    return found
+
+
+def _array(name: str, leaf: Any) -> Any:
+    """The leaf as an array; scalars of Python and NumPy become arrays of NumPy."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    array = np.asarray(leaf)
+    if array.dtype.kind in "OSUMm":
+        raise CheckpointError(
+            wanted="a pytree of arrays",
+            got=f"a {type(leaf).__name__} at {name}",
+            do="Put what is no array into `record`, or leave it out.",
+        )
+    return array
+
+
+def _json(record: dict) -> dict:
+    """A record as it will be read; not the caller's own, which may change while it is written."""
+    try:
+        return json.loads(json.dumps(record))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            wanted="a record that is JSON", got=str(error), do="Use numbers, texts, lists and dicts with texts as keys."
+        ) from error

@@ -1,0 +1,212 @@
+"""Finding the newest good checkpoint, and reading one: only after every byte of it was compared with its digest."""
+
+import dataclasses
+import itertools
+import json
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxmem._units import format_bytes
+from jaxmem.checkpoint import _errors, _files, _folder, _manifest
+from jaxmem.checkpoint._leaves import Leaf, described, named_leaves
+from jaxmem.checkpoint._manifest import Checkpoint
+from jaxmem.checkpoint._together import Together
+from jaxmem.errors import CheckpointError, CheckpointWarning, DamagedCheckpointError
+
+_LOG = logging.getLogger(__name__)
+_COUNT = itertools.count()  # the same in all processes, which ask in the same order
+_MOST_NAMED = 3
+
+
+def absolute(folder: str | Path) -> Path:
+    """A folder as an absolute path, which Orbax wants."""
+    return Path(folder).expanduser().absolute()
+
+
+def latest(folder: str | Path) -> Checkpoint | None:
+    """The newest good checkpoint in a folder: all its files are what was written. None where there is none.
+
+    What is passed over is named by a `CheckpointWarning` each. With several processes each verifies a share, and all
+    of them return the same.
+
+    Raises:
+      CheckpointError: a newer jaxmem wrote the newest one.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     print(latest(folder))
+    None
+    """
+    folder, together = absolute(folder), _together()
+    there = json.loads(together.first_does(lambda: json.dumps(_candidates(folder))))
+    for number, complete in reversed(there):
+        path = folder / str(number)
+        try:
+            if not complete:
+                raise _damaged(path, ["its save was not finished"])
+            return _verified(_manifest_of(path, together), together)
+        except DamagedCheckpointError as error:
+            if together.first:
+                text = f"passed over checkpoint {number} of {folder}: {error.got}"
+                warnings.warn(CheckpointWarning(text), stacklevel=3)
+    return None
+
+
+def listed(folder: Path) -> list[Checkpoint]:
+    """The checkpoints with a manifest that is whole, the oldest first."""
+    found = []
+    for number in _folder.numbers(folder):
+        try:
+            found.append(_manifest.read(folder / str(number)))
+        except DamagedCheckpointError:
+            continue
+    return found
+
+
+def verify_alone(path: Path) -> Checkpoint:
+    """A checkpoint all of whose files were compared with their digests, by this process alone."""
+    checkpoint = _manifest.read(path)
+    _raise_faults(path, _files.faults(path, checkpoint.files))
+    return dataclasses.replace(checkpoint, verified=True)
+
+
+def restore(where: str | Path | Checkpoint, like: Any, *, number: int | None = None, cast: Sequence[str] = ()) -> Any:
+    """A pytree like `like` with the arrays of a checkpoint.
+
+    Args:
+      where: a folder, of which the newest good checkpoint is restored; or a `Checkpoint`.
+      like: a pytree of arrays or of `jax.ShapeDtypeStruct`s, whose shardings are those wanted; or a `TrainStep`.
+      number: of the checkpoint to be restored, instead of the newest good one.
+      cast: patterns of the names of leaves that may be cast to the dtype of `like`.
+
+    Returns: new arrays; those of `like` stay as they are.
+
+    Raises:
+      CheckpointError: there is no good checkpoint, or a newer jaxmem or Orbax wrote it.
+      DamagedCheckpointError: the one asked for is not what was written.
+      CheckpointMismatchError: it holds other leaves, shapes or dtypes; nothing was loaded.
+
+    >>> import tempfile, jax.numpy as jnp
+    >>> from jaxmem.checkpoint import save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(folder, {"w": jnp.arange(3.0)}, number=7)
+    ...     restore(folder, {"w": jax.ShapeDtypeStruct((3,), jnp.float32)})
+    {'w': Array([0., 1., 2.], dtype=float32)}
+    """
+    checkpoint = _chosen(where, number)
+    if hasattr(like, "abstract_arguments"):  # a step
+        like = like.abstract_arguments()[0]
+    wanted = named_leaves(like)
+    values = _read(checkpoint, {name: _abstract(leaf) for name, leaf in wanted.items()})
+    return jax.tree.structure(like).unflatten([values[name] for name in wanted])
+
+
+def _read(checkpoint: Checkpoint, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
+    from jaxmem.checkpoint import _orbax  # a second to load, which who only imports jaxmem does not pay
+
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in wanted.values())
+    _LOG.info("reading %s of checkpoint %d", format_bytes(size), checkpoint.number)
+    values = {name: _empty(leaf) for name, leaf in wanted.items() if not leaf.size}
+    data = {name: _as_data(leaf) for name, leaf in wanted.items() if leaf.size}
+    try:
+        with _orbax.quiet():
+            for name, value in _orbax.read(checkpoint.path / _folder.STATE, data):
+                key = described(wanted[name]).key
+                values[name] = _owned(jax.random.wrap_key_data(value, impl=key) if key else value)
+                del value
+    except Exception as error:
+        if _errors.is_device_memory(error):
+            raise
+        raise _errors.unreadable(error, checkpoint.path, checkpoint.versions.get("orbax-checkpoint")) from error
+    return values
+
+
+def _owned(array: jax.Array) -> jax.Array:
+    return array
+
+
+def _chosen(where: str | Path | Checkpoint, number: int | None) -> Checkpoint:
+    if isinstance(where, Checkpoint):
+        return where if where.verified else _verified(where, _together())
+    folder = absolute(where)
+    if number is not None:
+        together = _together()
+        there = [each for each, complete in json.loads(together.first_does(lambda: json.dumps(_candidates(folder))))]
+        if number not in there:
+            raise _none(folder, f"checkpoint {number}", f"those of {there}" if there else "none")
+        return _verified(_manifest_of(folder / str(number), together), together)
+    found = latest(folder)
+    if found is None:
+        raise _none(folder, "a good checkpoint", "none")
+    return found
+
+
+def _candidates(folder: Path) -> list[tuple[int, bool]]:
+    """(number, whether it has a manifest) of what lies in a folder, without what is being written."""
+    try:
+        if folder.exists() and not folder.is_dir():
+            _folder.check(folder)
+        there = [(number, _folder.has_manifest(folder / str(number))) for number in _folder.numbers(folder)]
+    except OSError as error:
+        raise _errors.explained(error, "a folder with checkpoints", folder) from error
+    written = not all(complete for _, complete in there) and _folder.is_held(folder)
+    return [(number, complete) for number, complete in there if complete or not written]
+
+
+def _manifest_of(path: Path, together: Together) -> Checkpoint:
+    found = []
+    together.all_do(lambda: found.append(_manifest.read(path)))
+    return found[0]
+
+
+def _verified(checkpoint: Checkpoint, together: Together) -> Checkpoint:
+    size = format_bytes(checkpoint.size_bytes)
+    _LOG.info("verifying checkpoint %d, %s", checkpoint.number, size)
+    mine = _files.share(checkpoint.files, together.process, together.processes)
+    said = together.gather(json.dumps(_files.faults(checkpoint.path, mine)))
+    _raise_faults(checkpoint.path, [fault for text in said for fault in json.loads(text)])
+    return dataclasses.replace(checkpoint, verified=True)
+
+
+def _raise_faults(path: Path, found: list[str]) -> None:
+    if found:
+        raise _damaged(path, found)
+
+
+def _damaged(path: Path, found: list[str]) -> DamagedCheckpointError:
+    more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return DamagedCheckpointError(
+        wanted=f"a complete checkpoint in {path}",
+        got="; ".join(found[:_MOST_NAMED]) + more,
+        do="Restore another one: `jaxmem.checkpoint.latest` finds the newest that is good.",
+    )
+
+
+def _none(folder: Path, wanted: str, got: str) -> CheckpointError:
+    return CheckpointError(wanted=f"{wanted} in {folder}", got=got, do="Look at the path, or train first.")
+
+
+def _together() -> Together:
+    return Together(f"restore/{next(_COUNT)}")
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _as_data(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Of a typed key its data, which lies where the key does."""
+    told: Leaf = described(leaf)
+    return jax.ShapeDtypeStruct(told.shape, told.dtype, sharding=leaf.sharding) if told.key else leaf
+
+
+def _empty(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    told = described(leaf)
+    data = jax.numpy.zeros(told.shape, told.dtype)
+    return jax.device_put(jax.random.wrap_key_data(data, impl=told.key) if told.key else data, leaf.sharding)
