@@ -151,6 +151,7 @@ def cases(kind: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
 
         def prepare():
             run.prepare(kind)
+            run.digest(restore(saved, run.step_of(kind)))  # what is imported late must be there before
             os.setuid(NOBODY)
 
         yield from _told(Forked(refused, kind, str(saved), prepare=prepare), digests["3"])
