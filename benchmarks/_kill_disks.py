@@ -7,6 +7,7 @@ import subprocess
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
@@ -92,7 +93,7 @@ def failing_operations(tell, kind: str, folder: str, code: int) -> None:
         said, failed, hook.at = saver.save(), hook.at is None, None
         if not failed:
             break
-        name = f"{errno.errorcode[code]} at file operation {number}: {said[:200] or 'saved'}"
+        name = f"operation {number}: {said[:200] or 'saved'}"
         tell("case", [name, saver.complaints(said)])
         if again := saver.save():
             tell("case", ["the next save", [f"still fails: {again}"]])
@@ -130,51 +131,68 @@ def mounted(path: Path, *options: str) -> Iterator[bool]:
             subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def cases(kind: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """(name, what is wrong) of every case; a name that begins with "left out" was not tried."""
-    yield from _told(start(failing_operations, kind, str(folder / "enospc"), errno.ENOSPC))
-    yield from _told(start(failing_operations, kind, str(folder / "eio"), errno.EIO))
+class Case(NamedTuple):
+    """One thing that went wrong with a disk: of which kind, exactly what and what was said, and what is wrong with it."""
+
+    kind: str
+    name: str
+    wrong: list[str]
+    left_out: bool = False
+
+
+def cases(kind: str, folder: Path) -> Iterator[Case]:
+    """All cases, with a kind of run."""
+    for code in (errno.ENOSPC, errno.EIO):
+        process = start(failing_operations, kind, str(folder / errno.errorcode[code]), code)
+        yield from _told(f"{errno.errorcode[code]} at one file operation", process)
     with mounted(folder / "tmpfs", "-t", "tmpfs", "-o", "size=16m", "none") as done:
+        full = "a full disk (tmpfs)"
         if done:
-            yield from _told(start(full_disk, kind, str(folder / "tmpfs" / "D"), str(folder / "tmpfs" / "filler")))
+            D, filler = str(folder / "tmpfs" / "D"), str(folder / "tmpfs" / "filler")
+            yield from _told(full, start(full_disk, kind, D, filler))
         else:
-            yield "left out: a full disk, as nothing can be mounted", []
+            yield Case(full, "nothing can be mounted here", [], left_out=True)
     saved = folder / "saved"
     digests = unhindered(run.three, kind, str(saved), 0).value("digests")
     with mounted(folder / "read-only", "--bind", "-o", "ro", str(saved)) as done:
+        read_only = "a read-only file system (bind mount)"
         if done:
-            yield from _told(start(refused, kind, str(folder / "read-only")), digests["3"])
+            yield from _told(read_only, start(refused, kind, str(folder / "read-only")), digests["3"])
         else:
-            yield "left out: a read-only disk, as nothing can be mounted", []
+            yield Case(read_only, "nothing can be mounted here", [], left_out=True)
+    others = "a folder of another user"
     if os.getuid() == 0:
-        folder.chmod(0o755)
 
         def prepare():
             run.prepare(kind)
             run.digest(restore(saved, run.step_of(kind)))  # what is imported late must be there before
             os.setuid(NOBODY)
 
-        yield from _told(Forked(refused, kind, str(saved), prepare=prepare), digests["3"])
+        for parent in (folder, folder.parent):  # a temporary one is its owner's alone
+            parent.chmod(0o755)
+        yield from _told(others, Forked(refused, kind, str(saved), prepare=prepare), digests["3"])
+    else:
+        yield Case(others, "only root can be another user", [], left_out=True)
     yield from vanishing(kind, folder)
     yield from two_at_once(kind, folder / "two")
 
 
-def _told(process: Forked, restored: str | None = None) -> Iterator[tuple[str, list[str]]]:
+def _told(what: str, process: Forked, restored: str | None = None) -> Iterator[Case]:
     ended = process.end(600)
-    yield from (tuple(event.value) for event in process.all("case"))
+    yield from (Case(what, *event.value) for event in process.all("case"))
     if ended != "ended":
-        yield "the process", [f"{ended}: {process.output()[-1500:]}"]
+        yield Case(what, "the process", [f"{ended}: {process.output()[-1500:]}"])
     if process.value("restored") != restored:
-        yield "what is restored", ["is not what was saved"]
+        yield Case(what, "what is restored", ["is not what was saved"])
 
 
-def vanishing(kind: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
+def vanishing(kind: str, folder: Path) -> Iterator[Case]:
     """A folder that is renamed, or replaced by a file, during a run."""
     for how in ("renamed", "replaced by a file"):
         path, away = folder / f"vanishing {how}", folder / f"away {how}"
         process = start(run.train, kind, str(path), 1)
         while not complete(path):
-            process.until("window 2", 0.01)
+            process.until("no such event", 0.01)
         path.rename(away)
         if how != "renamed":
             path.write_text("a file")
@@ -185,10 +203,10 @@ def vanishing(kind: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
                 found.append(f"no CheckpointError that names the folder: {error[:300]}")
         elif ended != "ended" or run.WINDOWS not in complete(path):
             found.append(f"it {ended}, and complete are {sorted(complete(path))}")
-        yield f"a folder {how} during a run: {error[:200] or ended}", found
+        yield Case(f"a folder {how} during a run", error[:200] or ended, found)
 
 
-def two_at_once(kind: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
+def two_at_once(kind: str, folder: Path) -> Iterator[Case]:
     """A second run in a folder where one is running is refused; once the first is killed it goes on from there."""
     first, found = start(run.hold, kind, str(folder)), []
     first.until("holds", 120)
@@ -199,9 +217,9 @@ def two_at_once(kind: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
         found.append(f"the second {ended}: {error[:300]}")
     if content(folder) != before:
         found.append("files changed")
-    yield f"two runs in one folder: {error[:200]}", found
+    yield Case("two runs in one folder", error[:200], found)
     first.end(kill_after=0)
     third = start(run.train, kind, str(folder), 1)
     ended, windows = third.end(), third.all("window")
     good = ended == "ended" and bool(windows) and windows[0].value == 3
-    yield "the lock of a killed run", [] if good else [f"the next one {ended}: {third.value('error')}"]
+    yield Case("the lock of a killed run", ended, [] if good else [f"the next one {third.value('error')}"])

@@ -10,6 +10,7 @@ checkpoint that are none. A kill keeps what the kernel has in its page cache: po
 """
 
 import argparse
+import collections
 import concurrent.futures
 import dataclasses
 import multiprocessing
@@ -80,15 +81,12 @@ def main() -> None:
         figures["kill_seconds"] = time.perf_counter() - started
         damaged, disks = damage(folder, options.seed), list(cases("adam", folder / "disks"))
         figures["seconds"] = time.perf_counter() - started
-    left_out = [name for name, _ in disks if name.startswith("left out")]
-    for name, tried in ("damages", damaged), ("disks", disks):
-        figures[name] = len(tried) - (len(left_out) if tried is disks else 0)
-    lists |= {"unnoticed": [f"{n}: {w}" for n, w in damaged if w], "disks_wrong": [f"{n}: {w}" for n, w in disks if w]}
+    figures |= {"damages": len(damaged), "disks": sum(not case.left_out for case in disks)}
+    lists |= {"unnoticed": [f"{name}: {wrong}" for name, wrong in damaged if wrong]}
+    lists |= {"disks_wrong": [f"{case.kind}: {case.name}: {case.wrong}" for case in disks if case.wrong]}
     figures |= {name: len(lists[name]) for name in ("unnoticed", "disks_wrong")}
     notes = {name: list_[:20] for name, list_ in lists.items() if name != "kills" and list_}
-    if left_out:
-        notes["left_out"] = left_out
-    notes["disk_cases"] = [name for name, _ in disks if not name.startswith("left out")]
+    notes["disks"] = collections.Counter(f"{case.kind}{', left out' * case.left_out}" for case in disks)
     emit(figures, target="cpu", provenance=dict.fromkeys(figures, "measured"), notes=notes, out=options.json)
 
 
