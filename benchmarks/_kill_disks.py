@@ -132,7 +132,7 @@ def mounted(path: Path, *options: str) -> Iterator[bool]:
 
 
 class Case(NamedTuple):
-    """One thing that went wrong with a disk: of which kind, exactly what and what was said, and what is wrong with it."""
+    """Something done to a disk: of which kind, exactly what and what was said, and what is wrong with that."""
 
     kind: str
     name: str
