@@ -1,5 +1,8 @@
 """Each private or version-dependent touch of JAX: that it still works, and when it can go."""
 
+import subprocess
+import sys
+
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -383,3 +386,35 @@ def test_tracebacks_of_one_thread_are_whole():
         jnp.dot(jnp.ones(2), jnp.ones(3))
     assert any("dot_general" in frame.name for frame in caught.traceback)
     assert not hasattr(jax, "traceback_filtering")
+
+
+# Of a thread that the main thread does not wait for: whether it may still start another by `asyncio.to_thread`.
+LATE = """
+import asyncio, concurrent.futures.thread, sys, threading, time
+from jaxmem import _compat
+done = threading.Event()
+def work():
+    time.sleep(0.2)
+    try:
+        asyncio.run(asyncio.to_thread(int))
+        print("started")
+    except RuntimeError as error:
+        print(error)
+    done.set()
+threading.Thread(target=work).start()
+if sys.argv[1] == "hook":
+    _compat.before_threads_end(done.wait)
+"""
+
+
+@pytest.mark.parametrize("hook, said", [("hook", "started"), ("none", "cannot schedule new futures after")])
+def test_what_waits_before_threads_end_can_start_threads(hook, said):
+    """Without the hook Python starts none any more; where it does, `before_threads_end` can go."""
+    ran = subprocess.run([sys.executable, "-c", LATE, hook], capture_output=True, text=True)
+    assert ran.stdout.startswith(said), ran.stderr
+
+
+def test_jax_has_no_public_name_for_its_coordinator():
+    """When `jax.distributed` has a store of keys and values, `coordinator` can go."""
+    assert _compat.coordinator() is None  # one process
+    assert not [name for name in dir(jax.distributed) if "key" in name or "client" in name]

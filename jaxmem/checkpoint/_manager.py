@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import platform
+import sys
 import threading
 import warnings
 import weakref
@@ -15,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxmem import _compat
 from jaxmem._installed import version
 from jaxmem.checkpoint import _errors, _files, _folder, _manifest, _restore
-from jaxmem.checkpoint._leaves import described, named_leaves
+from jaxmem.checkpoint._leaves import described, named_leaves, storable
 from jaxmem.checkpoint._manifest import Checkpoint
 from jaxmem.checkpoint._together import Together
+from jaxmem.checkpoint._windows import window_facts
 from jaxmem.errors import CheckpointError, CheckpointWarning, InputError
 
 _LOG = logging.getLogger(__name__)
@@ -73,13 +74,8 @@ class Manager:
             raise InputError(wanted="keep_best to be 0 or more", got=f"{keep_best!r}", do="Pass for example 1.")
         if best_mode not in ("min", "max"):
             raise InputError(wanted='best_mode to be "min" or "max"', got=f"{best_mode!r}", do='A loss has "min".')
-        self.folder, self.keep, self.keep_best, self.best, self.best_mode = (
-            _restore.absolute(folder),
-            keep,
-            keep_best,
-            best,
-            best_mode,
-        )
+        self.folder = _restore.absolute(folder)
+        self.keep, self.keep_best, self.best, self.best_mode = keep, keep_best, best, best_mode
         self._pending: _Save | None = None
         self._open()
 
@@ -106,6 +102,7 @@ class Manager:
         number: int | None = None,
         record: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
+        optimizer: Any = None,
     ) -> None:
         """Saves a pytree of arrays; its arrays may be donated or deleted as soon as this returns.
 
@@ -116,6 +113,7 @@ class Manager:
           number: of the checkpoint; by default `state.window`, or `state.step`.
           record: JSON to be saved with it.
           metrics: name → scalar.
+          optimizer: whose state is saved; of `multi_steps` it tells how many micro-steps a window has.
 
         Raises:
           CheckpointError: it cannot be written, the save before could not be, or there is a good one of that number.
@@ -123,7 +121,7 @@ class Manager:
         self.wait()
         if not self._is_open:
             self._open()
-        self._pending = _Save(self, state, _number(state, number), dict(record or {}), dict(metrics or {}))
+        self._pending = _Save(self, state, _number(state, number), dict(record or {}), dict(metrics or {}), optimizer)
         self._pending.start()
 
     def wait(self) -> None:
@@ -146,12 +144,20 @@ class Manager:
 
     def checkpoints(self) -> list[Checkpoint]:
         """Those that are complete by their manifests, the oldest first; whether files are damaged is not looked at."""
+        self.wait()
         return _restore.listed(self.folder)
 
-    def restore(self, like: Any, checkpoint: Checkpoint | None = None, *, cast: Sequence[str] = ()) -> Any:
+    def restore(
+        self,
+        like: Any,
+        checkpoint: Checkpoint | None = None,
+        *,
+        cast: str | Sequence[str] = (),
+        optimizer: Any = None,
+    ) -> Any:
         """A pytree like `like` from a checkpoint, by default the newest good one; see `jaxmem.checkpoint.restore`."""
         self.wait()
-        return _restore.restore(self.folder if checkpoint is None else checkpoint, like, cast=cast)
+        return _restore.restore(self.folder if checkpoint is None else checkpoint, like, cast=cast, optimizer=optimizer)
 
     def _open(self) -> None:
         """Takes the folder for this run, and removes what saves that did not end have left there."""
@@ -176,10 +182,10 @@ class Manager:
             raise _errors.explained(error, "a folder to save checkpoints in", self.folder) from error
 
     def _retain(self, newest: int) -> None:
-        """Deletes what is neither among the newest nor among the best."""
+        """Deletes what is neither among the newest nor among the best; what is known as damaged does not count."""
         if self.keep is None:
             return
-        there = self.checkpoints()
+        there = [each for each in _restore.listed(self.folder) if each.path not in _restore.DAMAGED]
         sign = 1 if self.best_mode == "min" else -1
         rated = [each for each in there if not math.isnan(each.metrics.get(self.best, math.nan))]
         rated.sort(key=lambda each: (sign * each.metrics[self.best], -each.number))
@@ -192,7 +198,7 @@ class Manager:
 class _Save(threading.Thread):
     """One save: what has to be done at once when it is made, the rest when it is started."""
 
-    def __init__(self, manager: Manager, state: Any, number: int, record: dict, metrics: dict):
+    def __init__(self, manager: Manager, state: Any, number: int, record: dict, metrics: dict, optimizer: Any):
         super().__init__(name=f"jaxmem-save-{number}")
         from jaxmem.checkpoint import _orbax  # a second to load, which who only imports jaxmem does not pay
 
@@ -200,22 +206,22 @@ class _Save(threading.Thread):
         self._manager, self._number = manager, number
         self._path = manager.folder / str(number)
         self._wanted = f"to save checkpoint {number}"
-        self._together = Together(f"{manager._name}/save/{next(manager._saves)}")
-        leaves = {name: _array(name, leaf) for name, leaf in named_leaves(state).items()}
+        count = next(manager._saves)
+        self._together = Together(f"{manager._name}/save/{count}")
+        self._together.forget(f"{manager._name}/save/{count - 2}")  # all have left it, or the one before had no end
+        leaves = named_leaves(state)
+        arrays = {name: storable(leaf, name) for name, leaf in leaves.items()}
         self._checkpoint = Checkpoint(
             number=number,
             path=self._path,
-            leaves={name: described(leaf) for name, leaf in leaves.items()},
+            leaves={name: described(leaf, name) for name, leaf in leaves.items()},
+            mid_window=window_facts(state, optimizer),
             record=_json(record),
             metrics={name: float(value) for name, value in metrics.items()},
             versions={name: version(name) or "" for name in _manifest.PACKAGES} | {"python": platform.python_version()},
             processes=self._together.processes,
         )
-        arrays = {
-            name: jax.random.key_data(leaf) if self._checkpoint.leaves[name].key else leaf
-            for name, leaf in leaves.items()
-            if leaf.size
-        }
+        arrays = {name: array for name, array in arrays.items() if array.size}  # Orbax writes none without elements
         self._quiet, self._orbax = _orbax.quiet, None
         try:
             self._together.first_does(self._make_folder)
@@ -237,16 +243,15 @@ class _Save(threading.Thread):
 
     def _finish(self) -> None:
         if self._orbax is not None:
-            with self._quiet():
+            with self._quiet(), contextlib.closing(self._orbax):
                 self._orbax.wait_until_finished()
-                self._orbax.close()
         together, state = self._together, self._path / _folder.STATE
         names = json.loads(together.first_does(lambda: json.dumps(_files.names_below(state))))
         mine = _files.digests(state, names[together.process :: together.processes])
         said = together.gather(json.dumps(mine))
         files = {f"{_folder.STATE}/{name}": tuple(told) for text in said for name, told in json.loads(text).items()}
         together.first_does(lambda: _manifest.write(dataclasses.replace(self._checkpoint, files=files)))
-        _LOG.info("checkpoint %d is complete", self._number)
+        _LOG.debug("checkpoint %d is complete", self._number)
         self._wanted = "to delete older checkpoints"
         together.first_does(lambda: self._manager._retain(self._number))
 
@@ -255,6 +260,7 @@ class _Save(threading.Thread):
         if aside:
             text = f"checkpoint {self._number} of {self._path.parent} is damaged, and was moved to {aside.name}"
             warnings.warn(CheckpointWarning(text), stacklevel=6)
+        _restore.DAMAGED.discard(self._path)
         self._path.mkdir()
 
     def _failed(self, error: Exception) -> CheckpointError:
@@ -274,6 +280,7 @@ def save(
     number: int | None = None,
     record: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
+    optimizer: Any = None,
 ) -> None:
     """Saves one checkpoint, and waits until it is complete; none is deleted. See `Manager.save`.
 
@@ -284,7 +291,7 @@ def save(
     <Checkpoint number=7 ...>
     """
     with Manager(folder, keep=None) as manager:
-        manager.save(state, number=number, record=record, metrics=metrics)
+        manager.save(state, number=number, record=record, metrics=metrics, optimizer=optimizer)
 
 
 _OPEN: "weakref.WeakSet[Manager]" = weakref.WeakSet()
@@ -305,7 +312,7 @@ def _finish_all() -> None:
         try:
             manager.wait()
         except CheckpointError as error:
-            warnings.warn(CheckpointWarning(str(error)), stacklevel=1)
+            print(f"jaxmem: {error}", file=sys.stderr)
 
 
 _compat.before_threads_end(_finish_all)
@@ -325,20 +332,6 @@ def _number(state: Any, number: Any) -> int:
             do="Pass number=, such as the count of steps so far.",
         )
     return found
-
-
-def _array(name: str, leaf: Any) -> Any:
-    """The leaf as an array; scalars of Python and NumPy become arrays of NumPy."""
-    if isinstance(leaf, jax.Array):
-        return leaf
-    array = np.asarray(leaf)
-    if array.dtype.kind in "OSUMm":
-        raise CheckpointError(
-            wanted="a pytree of arrays",
-            got=f"a {type(leaf).__name__} at {name}",
-            do="Put what is no array into `record`, or leave it out.",
-        )
-    return array
 
 
 def _json(record: dict) -> dict:

@@ -5,22 +5,22 @@ import itertools
 import json
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxmem._units import format_bytes
 from jaxmem.checkpoint import _errors, _files, _folder, _manifest
-from jaxmem.checkpoint._leaves import Leaf, described, named_leaves
 from jaxmem.checkpoint._manifest import Checkpoint
+from jaxmem.checkpoint._match import match
 from jaxmem.checkpoint._together import Together
 from jaxmem.errors import CheckpointError, CheckpointWarning, DamagedCheckpointError
 
 _LOG = logging.getLogger(__name__)
 _COUNT = itertools.count()  # the same in all processes, which ask in the same order
 _MOST_NAMED = 3
+DAMAGED: set[Path] = set()
+"""Checkpoints that this process has found damaged."""
 
 
 def absolute(folder: str | Path) -> Path:
@@ -75,14 +75,24 @@ def verify_alone(path: Path) -> Checkpoint:
     return dataclasses.replace(checkpoint, verified=True)
 
 
-def restore(where: str | Path | Checkpoint, like: Any, *, number: int | None = None, cast: Sequence[str] = ()) -> Any:
+def restore(
+    where: str | Path | Checkpoint,
+    like: Any,
+    *,
+    number: int | None = None,
+    cast: str | Sequence[str] = (),
+    optimizer: Any = None,
+) -> Any:
     """A pytree like `like` with the arrays of a checkpoint.
 
     Args:
       where: a folder, of which the newest good checkpoint is restored; or a `Checkpoint`.
       like: a pytree of arrays or of `jax.ShapeDtypeStruct`s, whose shardings are those wanted; or a `TrainStep`.
       number: of the checkpoint to be restored, instead of the newest good one.
-      cast: patterns of the names of leaves that may be cast to the dtype of `like`.
+      cast: whose floats may come in another dtype than they were saved in: names of leaves, their first parts
+        ("opt_state"), or regular expressions of whole names (".*/mu/.*").
+      optimizer: the one that will go on, if `like` is no step: of `multi_steps` it tells how many micro-steps a window
+        has.
 
     Returns: new arrays; those of `like` stay as they are.
 
@@ -91,7 +101,7 @@ def restore(where: str | Path | Checkpoint, like: Any, *, number: int | None = N
       DamagedCheckpointError: the one asked for is not what was written.
       CheckpointMismatchError: it holds other leaves, shapes or dtypes; nothing was loaded.
 
-    >>> import tempfile, jax.numpy as jnp
+    >>> import tempfile, jax, jax.numpy as jnp
     >>> from jaxmem.checkpoint import save
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(folder, {"w": jnp.arange(3.0)}, number=7)
@@ -100,34 +110,28 @@ def restore(where: str | Path | Checkpoint, like: Any, *, number: int | None = N
     """
     checkpoint = _chosen(where, number)
     if hasattr(like, "abstract_arguments"):  # a step
-        like = like.abstract_arguments()[0]
-    wanted = named_leaves(like)
-    values = _read(checkpoint, {name: _abstract(leaf) for name, leaf in wanted.items()})
-    return jax.tree.structure(like).unflatten([values[name] for name in wanted])
+        like, optimizer = like.abstract_arguments()[0], like.spec.workload.optimizer
+    reading = match(
+        checkpoint.leaves,
+        like,
+        cast=cast,
+        mid_window=checkpoint.mid_window,
+        optimizer=optimizer,
+        where=f"checkpoint {checkpoint.path}",
+    )
+    for note in reading.notes:
+        _LOG.info(note)
+    _LOG.info("reading checkpoint %d, %s", checkpoint.number, format_bytes(checkpoint.size_bytes))
+    from jaxmem.checkpoint import _orbax, _read  # a second to load, which who only imports jaxmem does not pay
 
-
-def _read(checkpoint: Checkpoint, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
-    from jaxmem.checkpoint import _orbax  # a second to load, which who only imports jaxmem does not pay
-
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in wanted.values())
-    _LOG.info("reading %s of checkpoint %d", format_bytes(size), checkpoint.number)
-    values = {name: _empty(leaf) for name, leaf in wanted.items() if not leaf.size}
-    data = {name: _as_data(leaf) for name, leaf in wanted.items() if leaf.size}
     try:
         with _orbax.quiet():
-            for name, value in _orbax.read(checkpoint.path / _folder.STATE, data):
-                key = described(wanted[name]).key
-                values[name] = _owned(jax.random.wrap_key_data(value, impl=key) if key else value)
-                del value
+            return _read.read(checkpoint.path / _folder.STATE, reading, like)
     except Exception as error:
-        if _errors.is_device_memory(error):
+        told = _errors.unreadable(error, checkpoint.path, checkpoint.versions.get("orbax-checkpoint"))
+        if told is None or _errors.is_device_memory(error):
             raise
-        raise _errors.unreadable(error, checkpoint.path, checkpoint.versions.get("orbax-checkpoint")) from error
-    return values
-
-
-def _owned(array: jax.Array) -> jax.Array:
-    return array
+        raise told from error
 
 
 def _chosen(where: str | Path | Checkpoint, number: int | None) -> Checkpoint:
@@ -175,6 +179,7 @@ def _verified(checkpoint: Checkpoint, together: Together) -> Checkpoint:
 
 def _raise_faults(path: Path, found: list[str]) -> None:
     if found:
+        DAMAGED.add(path)
         raise _damaged(path, found)
 
 
@@ -193,20 +198,3 @@ def _none(folder: Path, wanted: str, got: str) -> CheckpointError:
 
 def _together() -> Together:
     return Together(f"restore/{next(_COUNT)}")
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def _as_data(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Of a typed key its data, which lies where the key does."""
-    told: Leaf = described(leaf)
-    return jax.ShapeDtypeStruct(told.shape, told.dtype, sharding=leaf.sharding) if told.key else leaf
-
-
-def _empty(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    told = described(leaf)
-    data = jax.numpy.zeros(told.shape, told.dtype)
-    return jax.device_put(jax.random.wrap_key_data(data, impl=told.key) if told.key else data, leaf.sharding)
