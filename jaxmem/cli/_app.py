@@ -10,7 +10,7 @@ import typer
 from jaxmem._blame import users_frame
 from jaxmem.cli import _environment
 from jaxmem.cli._completion import whole_words
-from jaxmem.cli._errors import DONE, INTERRUPTED, explain
+from jaxmem.cli._errors import DONE, INTERRUPTED, TERMINATED, explain
 from jaxmem.cli._output import discard
 from jaxmem.cli._warnings import plain_warnings
 from jaxmem.cli.analyze import analyze
@@ -28,7 +28,8 @@ app = typer.Typer(
     help="Does my training step fit, what is the cheapest way to make it fit, and can I trust the answer?",
     epilog="Begin with `jaxmem compare examples/gpt.py`, or a file of yours whose function workload() returns a "
     "jaxmem.Workload. `jaxmem VERB --help` shows examples.\n\n"
-    "Exit codes: 0 done · 1 does not fit · 2 bad input · 3 a fault of jaxmem itself · 130 stopped by Ctrl-C.",
+    "Exit codes: 0 done · 1 does not fit · 2 bad input · 3 a fault of jaxmem itself · 130 stopped by Ctrl-C · "
+    "143 by SIGTERM.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -49,7 +50,10 @@ EXAMPLES = {
         "jaxmem diff a.json b.json",
     ),
     residuals: ("jaxmem residuals examples/gpt.py --remat dots",),
-    train: ("jaxmem train examples/gpt.py --steps 20 --accumulation-steps 4",),
+    train: (
+        "jaxmem train examples/gpt.py --steps 20 --accumulation-steps 4",
+        "jaxmem train examples/gpt.py --steps 1000 --checkpoint-dir gpt-run --save-every 50",
+    ),
     explain_oom: ("python train.py 2>&1 | jaxmem explain-oom -",),
     targets: ("jaxmem targets", "jaxmem targets --json -"),
     doctor: ("jaxmem doctor",),
@@ -101,8 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if problem.text:
             print(problem.text, file=sys.stderr)
         return problem.exit_code
-    if code == INTERRUPTED:
-        print("jaxmem: stopped by Ctrl-C", file=sys.stderr)
+    if code in (INTERRUPTED, TERMINATED):
+        print(f"jaxmem: stopped by {'Ctrl-C' if code == INTERRUPTED else 'SIGTERM'}", file=sys.stderr)
     return int(code or 0)
 
 

@@ -6,7 +6,7 @@ import os
 from jaxmem._blame import is_jax_refusal, named, paragraph, users_frame
 from jaxmem.errors import BudgetInfeasible, DoesNotFitError, JaxmemError
 
-DONE, DOES_NOT_FIT, BAD_INPUT, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, DOES_NOT_FIT, BAD_INPUT, INTERNAL, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 DEBUG_HINT = "Run again with --debug for the traceback."
 
 

@@ -1,12 +1,13 @@
 """`jaxmem train`: run the training step on the workload's data."""
 
+import contextlib
 import sys
 from typing import Annotated
 
 import typer
 
 from jaxmem._status import stages
-from jaxmem.cli._errors import INTERRUPTED
+from jaxmem.cli._errors import INTERRUPTED, TERMINATED
 from jaxmem.cli._options import (
     AccumulationSteps,
     ConfigFile,
@@ -18,12 +19,22 @@ from jaxmem.cli._options import (
     build_config,
 )
 from jaxmem.cli._output import STDOUT, OutputError, Outputs
+from jaxmem.errors import InputError
+
+STOPS = {"interrupted": INTERRUPTED, "terminated": TERMINATED}
 
 
 def train(
     file: File,
     steps: Annotated[
-        int, typer.Option("--steps", metavar="N", min=1, help="Optimizer steps to take.", show_default=False)
+        int,
+        typer.Option(
+            "--steps",
+            metavar="N",
+            min=1,
+            help="Optimizer steps to take; with --checkpoint-dir in all, runs before this one included.",
+            show_default=False,
+        ),
     ],
     config: ConfigFile = None,
     settings: Settings = None,
@@ -44,32 +55,77 @@ def train(
             help="Seed of parameters and dropout; the workload's own key if not given.",
         ),
     ] = None,
+    checkpoint_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint-dir",
+            metavar="D",
+            help="Save checkpoints in this folder, and go on from the newest good one that is there.",
+        ),
+    ] = None,
+    save_every: Annotated[
+        int | None,
+        typer.Option("--save-every", metavar="N", min=1, help="Steps between two checkpoints.", show_default="100"),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option("--keep", metavar="N", min=1, help="How many checkpoints to keep.", show_default="3"),
+    ] = None,
+    cast: Annotated[
+        str | None,
+        typer.Option(
+            "--cast",
+            metavar="PATTERN",
+            help="Arrays that may be restored in another dtype than they were saved in, such as opt_state/*; several "
+            "separated by commas.",
+        ),
+    ] = None,
     debug: Debug = False,
 ):
-    """Train on this machine. Ctrl-C finishes the current step and stops cleanly."""
+    """Train on this machine. Ctrl-C or SIGTERM finishes the current step, saves, and stops cleanly."""
     from jaxmem.cli._environment import start_jax
 
     if metrics == STDOUT:
         raise OutputError(wanted="--metrics to name a file", got="-", do="Metrics are not written to stdout.")
+    _need_folder(checkpoint_dir, {"--save-every": save_every, "--keep": keep, "--cast": cast})
     Outputs({"--metrics": metrics}).check(inputs=(file, config))
     start_jax()
     import jax
 
     from jaxmem.cli._load import load_workload
     from jaxmem.train import make_train_step
-    from jaxmem.train._loop import run_loop
+    from jaxmem.train._loop import SAVE_EVERY, run_loop
+    from jaxmem.train._loop_checkpoint import manager_of
 
     chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
-    with stages(f"loading {file}") as stage:
+    with stages(f"loading {file}"):
         workload = load_workload(file, settings=settings or ())
         data = training_data(workload)
+        # Before the step is compiled under a budget: a folder that cannot be used is said now.
+        manager = None if checkpoint_dir is None else manager_of(checkpoint_dir, **({"keep": keep} if keep else {}))
         step = make_train_step(workload, chosen)
-        stage("initialising")
-        state = step.init(None if seed is None else jax.random.key(seed))
-    result = run_loop(step, state, data, steps, log_every=log_every, metrics_path=metrics, line_seconds=0)
+    with manager or contextlib.nullcontext():
+        result = run_loop(
+            step,
+            lambda: step.init(None if seed is None else jax.random.key(seed)),
+            data,
+            steps,
+            checkpoint=manager,
+            save_every=save_every or SAVE_EVERY,
+            cast=cast.split(",") if cast else (),
+            log_every=log_every,
+            metrics_path=metrics,
+            line_seconds=0,
+        )
     print(summary(result, steps))
-    if result.stopped == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+    if result.stopped in STOPS:
+        raise typer.Exit(STOPS[result.stopped])
+
+
+def _need_folder(checkpoint_dir: str | None, options) -> None:
+    given = [option for option, value in options.items() if value is not None]
+    if given and checkpoint_dir is None:
+        raise InputError(wanted=f"--checkpoint-dir with {given[0]}", got="none", do="Name the folder for checkpoints.")
 
 
 def training_data(workload):
@@ -92,10 +148,21 @@ def training_data(workload):
 
 
 def summary(result, asked: int) -> str:
-    """One sentence on how training ended."""
-    last = result.metrics
-    text = f"{result.windows} of {asked} steps, loss {last['loss']:.6g} after step {last['step']}"
-    if "loss_scale" in last and last["skipped"]:
-        text = f"{text}, {last['skipped']:g} skipped (gradients not finite)"
-    text = f"{text}, {last['seconds']:.1f} s"
-    return text if result.stopped == "done" else f"{text}; {result.stopped}"
+    """How training ended, and where what was saved is."""
+    last, before = result.metrics, result.window - result.windows
+    if result.checkpoint is None or not before:
+        text = f"{result.windows} of {asked} steps"
+    elif result.window >= asked and not result.windows:
+        text = f"nothing to do: {result.window} steps were trained before, of {asked}"
+    else:
+        text = f"{result.window} of {asked} steps, {result.windows} of them now"
+    if last:
+        text = f"{text}, loss {last['loss']:.6g} after step {last['step']}"
+        if "loss_scale" in last and last["skipped"]:
+            text = f"{text}, {last['skipped']:g} skipped (gradients not finite)"
+        text = f"{text}, {last['seconds']:.1f} s"
+    text = text if result.stopped == "done" else f"{text}; {result.stopped}"
+    if result.checkpoint is None:
+        return text
+    again = "; the same command goes on from there" if result.window < asked else ""
+    return f"{text}\nsaved in {result.checkpoint.path}{again}"

@@ -1,15 +1,32 @@
-"""What the training loop touches outside the device: data, the metrics file, how far it is, Ctrl-C."""
+"""What the training loop touches outside the device: the metrics file, how far it is, stderr, signals."""
 
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from typing import Literal
 
-from jaxmem.errors import WorkloadError
+import jax
+
+
+def is_main() -> bool:
+    """Whether this process is the one of several that speaks and writes for all."""
+    return jax.process_index() == 0
+
+
+def say(text: str) -> None:
+    """One line on stderr."""
+    if is_main():
+        print(f"jaxmem: {text}", file=sys.stderr, flush=True)
+
+
+def on_schedule(window: int, log_every: int) -> bool:
+    """Whether the metrics of a window are logged wherever a run begins and ends."""
+    return window == 0 or (window + 1) % log_every == 0
 
 
 class MetricsFile:
@@ -17,11 +34,14 @@ class MetricsFile:
 
     Args:
       path: where to write; None writes nothing.
-      append: keep the lines that are there (a resumed run) rather than start anew.
+      append: keep the lines that are there rather than start anew.
+      trim: (window, log_every) of a run that goes on from a checkpoint: of the lines that are there, those stay that
+        a run without a stop would have written before that window.
     """
 
-    def __init__(self, path: str | None, *, append: bool):
-        self._path, self._mode, self._stream = path, "a" if append else "w", None
+    def __init__(self, path: str | None, *, append: bool, trim: tuple[int, int] | None = None):
+        self._path = path if is_main() else None
+        self._mode, self._trim, self._stream = "a" if append else "w", trim, None
 
     def __enter__(self):
         return self
@@ -34,9 +54,43 @@ class MetricsFile:
         if self._path is None:
             return
         if self._stream is None:
+            if self._trim is not None:
+                _drop_lines(self._path, *self._trim)
             self._stream = open(self._path, self._mode, encoding="utf-8")  # noqa: SIM115
         self._stream.write(json.dumps(_json_value(record), allow_nan=False) + "\n")
         self._stream.flush()
+
+
+def _drop_lines(path: str, first: int, log_every: int) -> None:
+    """Drops the lines of windows from `first` on, a line that was not finished, and one that was due to a stop.
+
+    The file is replaced as a whole. What is no regular file stays as it is.
+    """
+    path = os.path.realpath(path)
+    if not os.path.isfile(path):
+        return
+    with open(path, "rb") as stream:
+        lines = stream.readlines()
+    windows = [(line, window) for line in lines if (window := _window(line)) is not None and window < first]
+    if windows and not on_schedule(windows[-1][1], log_every):
+        windows.pop()
+    if len(windows) == len(lines):
+        return
+    part = f"{path}.part"
+    with open(part, "wb") as stream:
+        stream.writelines(line for line, _ in windows)
+        stream.flush()
+        os.fsync(stream.fileno())
+    shutil.copymode(path, part)
+    os.replace(part, path)
+
+
+def _window(line: bytes) -> int | None:
+    """That of a line of metrics; None of a line that was not finished."""
+    try:
+        return int(json.loads(line)["window"]) if line.endswith(b"\n") else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _json_value(value):
@@ -53,32 +107,43 @@ def _json_value(value):
 
 
 class Interrupts:
-    """While it is open, the first Ctrl-C only sets `requested`; a second one raises KeyboardInterrupt.
+    """While it is open, the first Ctrl-C or SIGTERM only sets `stopped`; a Ctrl-C after it raises KeyboardInterrupt.
 
-    Python lets only the main thread set signal handlers: elsewhere Ctrl-C keeps its usual meaning.
+    Python lets only the main thread set signal handlers: elsewhere both keep their usual meaning.
+
+    Args:
+      terminate: whether SIGTERM is of concern.
     """
 
-    def __init__(self):
-        self.requested = False
-        self._previous = None
+    def __init__(self, *, terminate: bool):
+        self.stopped: Literal["", "interrupted", "terminated"] = ""
+        self._signals = (signal.SIGINT, signal.SIGTERM) if terminate else (signal.SIGINT,)
+        self._previous = {}
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.getsignal(signal.SIGINT)
-            if self._previous is not None:  # None: set outside Python, and so not ours to put back
-                signal.signal(signal.SIGINT, self._handle)
+            for number in self._signals:
+                previous = signal.getsignal(number)
+                if previous is not None:  # None: set outside Python, and so not ours to put back
+                    self._previous[number] = previous
+                    signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_):
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
 
     def _handle(self, signum, frame):
-        if self.requested:
+        if signum == signal.SIGTERM:  # some senders repeat it
+            first, self.stopped = not self.stopped, self.stopped or "terminated"
+            said = b"\nSIGTERM: finishing the current step.\n" if first else b""
+        elif self.stopped:
             raise KeyboardInterrupt
-        self.requested = True
+        else:
+            self.stopped = "interrupted"
+            said = b"\nFinishing the current step; press Ctrl-C again to abort.\n"
         # os.write: print may be in the middle of a line of its own when a signal comes.
-        os.write(2, b"\nFinishing the current step; press Ctrl-C again to abort.\n")
+        os.write(2, said)
 
 
 LINE_SECONDS = 20.0
@@ -91,15 +156,17 @@ class Progress:
 
     Args:
       total: windows to train.
+      before: how many of them were trained before.
       shown: whether to show anything.
       line_seconds: between two lines at least.
     """
 
-    def __init__(self, total: int, *, shown: bool, line_seconds: float = LINE_SECONDS):
+    def __init__(self, total: int, *, shown: bool, before: int = 0, line_seconds: float = LINE_SECONDS):
+        shown = shown and is_main()
         self._total, self._bar = total, None
         self._on_terminal = shown and sys.stderr.isatty()
         self._line_seconds = line_seconds if shown else math.inf
-        self._advanced, self._last = 0, None
+        self._before, self._advanced, self._last = before, before, None
         self._drawn = time.perf_counter()  # when the bar or a line last was
 
     def __enter__(self):
@@ -121,7 +188,9 @@ class Progress:
                 refresh_per_second=DRAWS_A_SECOND,
             )
             self._bar.start()
-            self._task = self._bar.add_task("compiling", total=self._total, loss="", rate="", left="")
+            self._task = self._bar.add_task(
+                "compiling", total=self._total, completed=self._before, loss="", rate="", left=""
+            )
         return self
 
     def __exit__(self, *_):
@@ -131,9 +200,18 @@ class Progress:
     def advance(self):
         """One more window is under way."""
         self._advanced += 1
-        if self._bar is not None and self._advanced > 1 and time.perf_counter() - self._drawn > 1 / DRAWS_A_SECOND:
+        if (
+            self._bar is not None
+            and self._advanced > self._before + 1
+            and time.perf_counter() - self._drawn > 1 / DRAWS_A_SECOND
+        ):
             self._drawn = time.perf_counter()
-            self._bar.update(self._task, completed=self._advanced)
+            self._bar.update(self._task, completed=self._advanced, description="training")
+
+    def saving(self):
+        """A checkpoint is being copied from the device, or waits for the one before."""
+        if self._bar is not None:
+            self._bar.update(self._task, description="saving")
 
     def show(self, record: dict):
         """The reading of a window whose steps have all finished."""
@@ -175,30 +253,3 @@ def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def batches_of(data, first: int, num_steps: int) -> Iterator:
-    """The batches of windows `first`, `first + 1`, …: at most `num_steps` of them are fetched."""
-    if data is None:
-        raise WorkloadError(
-            wanted="data to train on: an iterable of batches, or a function window_index -> batch",
-            got="None",
-            do="Pass Workload(..., data=...), or the data argument of train_loop.",
-        )
-    if isinstance(data, (Mapping, str, bytes)):  # iterating over one gives its keys
-        raise WorkloadError(
-            wanted="data to be an iterable of batches or a function window_index -> batch",
-            got=f"a {type(data).__name__}",
-            do="To train on one batch over and over, pass lambda window: batch.",
-        )
-    if hasattr(data, "__iter__") or hasattr(data, "__next__"):
-        iterator = iter(data)
-        # range comes first in zip: after the last window no batch is taken from the iterator in vain.
-        return (batch for _, batch in zip(range(num_steps), iterator, strict=False))
-    if callable(data):
-        return (data(window) for window in range(first, first + num_steps))
-    raise WorkloadError(
-        wanted="data to be an iterable of batches or a function window_index -> batch",
-        got=f"a {type(data).__name__}",
-        do="Wrap it in one of these.",
-    )

@@ -1,0 +1,181 @@
+"""What a training loop restores and saves, and what it says of that."""
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxmem._blame import named
+from jaxmem._status import stages
+from jaxmem.errors import CheckpointError, JaxmemError
+from jaxmem.train._loop_data import Batches
+from jaxmem.train._loop_io import say
+from jaxmem.train._record import changes, record_of
+
+if TYPE_CHECKING:
+    from jaxmem.checkpoint import Checkpoint
+
+
+class Checkpoints:
+    """The checkpoints of one loop; without a `checkpoint` nothing is restored, nothing saved and nothing said.
+
+    Used as a context: whatever ends training, a save that is under way is completed first, and an error says which
+    checkpoint is the last.
+
+    Args:
+      checkpoint: a Manager, or a folder.
+      step: what trains.
+      every: windows between two saves.
+      cast: of `Manager.restore`.
+      shown: whether to show what takes long.
+    """
+
+    def __init__(self, checkpoint: Any, step: Any, *, every: int, cast: Sequence[str] = (), shown: bool = True):
+        self._manager = None if checkpoint is None else manager_of(checkpoint)
+        self._is_ours = self._manager is not checkpoint
+        self._step, self._every, self._cast, self._shown = step, every, cast, shown
+        self._stack = contextlib.ExitStack()
+        self._saved = 0
+        self.restored: Checkpoint | None = None
+
+    def __enter__(self) -> "Checkpoints":
+        if self._manager is not None and self._is_ours:
+            self._stack.enter_context(self._manager)
+        elif self._manager is not None:  # its owner closes it
+            self._stack.callback(self._manager.wait)
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if self._manager is None:
+            return
+        try:
+            with self._stages(f"saving window {self._saved}"):
+                self._stack.__exit__(kind, error, traceback)
+        except Exception as failed:
+            if error is None:
+                raise
+            if failed is not error:
+                say(f"the checkpoint of window {self._saved} was not completed: {named(failed)}")
+        if error is not None:
+            self._tell_last(error)
+
+    def start(self, state: Any) -> Any:
+        """The state to go on from: that of the newest good checkpoint, else the one that was given.
+
+        Args:
+          state: a state, whose arrays are deleted where one is restored; a function that makes one; None for the
+            step's `init`.
+        """
+        make = _maker(self._step, state)
+        with self._stages("looking for checkpoints" if self._manager else "initialising") as stage:
+            found = self._manager.latest() if self._manager else None
+            if found is None or self._manager is None:
+                stage("initialising")
+                return state if make is None else make()
+            stage(f"restoring {found.path}")
+            if hasattr(self._step, "abstract_arguments"):
+                like = self._step
+            else:
+                like = jax.tree.map(_described, state) if make is None else jax.eval_shape(make)
+            if make is None:
+                _delete(state)
+            restored = self._manager.restore(like, found, cast=self._cast)
+        self.restored, self._saved = found, found.number
+        different = changes(found.record, found.versions, self._step)
+        say(f"resumed at window {found.number} from {found.path}" + (f" ({', '.join(different)})" * bool(different)))
+        return restored
+
+    @property
+    def position(self) -> Mapping[str, Any] | None:
+        """Where the data stood when what was restored was saved; None if nothing was."""
+        return None if self.restored is None else self.restored.record.get("data", {})
+
+    def due(self, window: int) -> bool:
+        """Whether the state after `window` is to be saved."""
+        return self._manager is not None and (window + 1) % self._every == 0
+
+    def save(self, window: int, state: Any, batches: Batches, metrics: Mapping[str, Any]) -> None:
+        """Saves the state after `window`, once; returns when its arrays are copied from the device."""
+        if self._manager is None or self._saved == window + 1:
+            return
+        numbers = {name: x for name, x in metrics.items() if isinstance(x, float) and math.isfinite(x)}
+        numbers.pop("seconds", None)
+        record = record_of(self._step, batches.position())
+        self._saved = window + 1
+        optimizer = getattr(getattr(self._step, "workload", None), "optimizer", None)
+        self._manager.save(state, number=self._saved, record=record, metrics=numbers, optimizer=optimizer)
+
+    def finish(self) -> "Checkpoint | None":
+        """Waits until all is saved; the newest checkpoint."""
+        if self._manager is None:
+            return None
+        with self._stages(f"saving window {self._saved}"):
+            self._manager.wait()
+        return self._newest()
+
+    def _newest(self) -> "Checkpoint | None":
+        assert self._manager is not None
+        return max(self._manager.checkpoints(), key=lambda checkpoint: checkpoint.number, default=None)
+
+    def _tell_last(self, error: BaseException) -> None:
+        with contextlib.suppress(JaxmemError, OSError):  # the error under way matters more
+            last = self._newest()
+            if last is None:
+                return
+            told = f"last checkpoint is that of window {last.number}, {last.path}."
+            if isinstance(error, JaxmemError):
+                error.__init__(wanted=error.wanted, got=error.got, do=f"{error.do} The {told}")
+            else:
+                say(f"the {told}")
+
+    def _stages(self, first: str):
+        return stages(first) if self._shown else contextlib.nullcontext(lambda stage: None)
+
+
+def manager_of(checkpoint: Any, **options) -> Any:
+    """A Manager as it is; one for a folder, with options.
+
+    Raises:
+      CheckpointError: it is neither, or a URL.
+    """
+    if hasattr(checkpoint, "save"):
+        return checkpoint
+    if not isinstance(checkpoint, (str, Path)) or not str(checkpoint):
+        raise CheckpointError(
+            wanted="checkpoint to be a jaxmem.checkpoint.Manager or a folder",
+            got=repr(checkpoint) if isinstance(checkpoint, str) else f"a {type(checkpoint).__name__}",
+            do='Write train_loop(..., checkpoint="checkpoints").',
+        )
+    if scheme := re.match(r"\w[\w+.-]+:/", str(checkpoint)):
+        raise CheckpointError(
+            wanted="a folder of this machine's file system for checkpoints",
+            got=f"{checkpoint}, on {scheme[0]}/",
+            do="Only folders are supported now: name one, or where the storage is mounted.",
+        )
+    from jaxmem.checkpoint import Manager  # brings Orbax, whose import takes long
+
+    return Manager(checkpoint, **options)
+
+
+def _maker(step: Any, state: Any) -> Callable[[], Any] | None:
+    """The function that makes a state, where `state` is none itself."""
+    if state is None:
+        return step.init
+    return state if callable(state) and not hasattr(state, "window") else None
+
+
+def _described(leaf: Any) -> jax.ShapeDtypeStruct:
+    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=getattr(leaf, "sharding", None))
+
+
+def _delete(state: Any) -> None:
+    """Frees the arrays of a state, so that a second one has room."""
+    for leaf in jax.tree.leaves(state):
+        if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+            leaf.delete()
