@@ -21,6 +21,7 @@ from jaxmem.accumulate import multi_steps
 from jaxmem.checkpoint import Manager, restore, save
 from jaxmem.errors import JaxmemError
 from jaxmem.loss_scale import DynamicLossScale
+from jaxmem.train import train_loop
 
 WINDOWS, KEEP, WIDTH, ROWS = 24, 2, 192, 16
 KINDS = ("adam", "fp16", "multi_steps", "sharded")
@@ -91,14 +92,13 @@ def train(tell: Tell, kind: str, folder: str, save_every: int) -> None:
     """Trains to the last window, from the folder's checkpoint where there is one; tells each window, and the end."""
     step = step_of(kind)
     tell("begins")
+
+    def told(window):
+        tell("window", window)
+        return data(window)
+
     with Manager(folder, keep=KEEP) as manager:
-        checkpoint = manager.latest()
-        state = step.init() if checkpoint is None else manager.restore(step, checkpoint)
-        for window in range(int(state.window), WINDOWS):
-            tell("window", window)
-            state, _ = step(state, data(window))
-            if (window + 1) % save_every == 0 or window + 1 == WINDOWS:
-                manager.save(state, number=window + 1)
+        state = train_loop(step, step.init, told, WINDOWS, checkpoint=manager, save_every=save_every, progress=False)
     tell("ends", digest(state))
 
 
