@@ -104,12 +104,12 @@ def check(folder: Path) -> None:
             got=f"one checkpoint of it: {folder}",
             do=f"Use {folder.parent}, and number={folder.name} to restore this one.",
         )
-    ours = LOCK in names
+    # Before anything else a run makes its lock: without it, or a manifest, what looks like a save that did not end is
+    # what somebody else saved by Orbax alone.
+    ours = LOCK in names or any(has_manifest(folder / name) for name in filter(_is_number, names))
     others = [name for name in names if not (name.startswith(".") or _is_number(name.partition(".damaged")[0]))]
     for name in filter(_is_number, names):
-        if has_manifest(folder / name):
-            ours = True
-        elif not _is_unfinished(folder / name):
+        if not has_manifest(folder / name) and not (ours and _is_unfinished(folder / name)):
             raise _foreign(folder, name)
     if others and not ours:
         raise _foreign(folder, others[0])
