@@ -5,6 +5,7 @@ Nothing here starts a backend when it is imported, so that a process that forks 
 
 import functools
 import hashlib
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -63,6 +64,7 @@ def step_of(kind: str):
 
 def prepare(kind: str) -> None:
     """What a process needs before its backend starts."""
+    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # runs are short, and each compiles its step
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 4 if kind == "sharded" else 1)
 

@@ -66,7 +66,7 @@ def write(checkpoint: Checkpoint) -> None:
     body["leaves"] = {name: dataclasses.asdict(leaf) for name, leaf in checkpoint.leaves.items()}
     text = json.dumps(body, indent=1).encode()
     path = checkpoint.path / NAME
-    new = path.with_suffix(".new")
+    new = path.with_name(f"{NAME}.new")  # its beginning tells whose it is, where a kill leaves it
     with open(new, "wb") as file:
         file.write(_sealed(text.removesuffix(b"\n}")))
         file.flush()
