@@ -76,7 +76,7 @@ def train(
         typer.Option(
             "--cast",
             metavar="PATTERN",
-            help="Arrays that may be restored in another dtype than they were saved in, such as opt_state/*; several "
+            help="Arrays that may be restored in another dtype than they were saved in, such as opt_state; several "
             "separated by commas.",
         ),
     ] = None,

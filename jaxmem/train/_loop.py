@@ -62,7 +62,7 @@ def train_loop(
     *,
     checkpoint: Any = None,
     save_every: int = SAVE_EVERY,
-    cast: Sequence[str] = (),
+    cast: str | Sequence[str] = (),
     log_every: int = 10,
     metrics_path: str | None = None,
     progress: bool = True,
@@ -96,7 +96,7 @@ def train_loop(
       num_steps: how many windows to train in this call; with a `checkpoint`, in all.
       checkpoint: a folder, or a `jaxmem.checkpoint.Manager`, which stays open. None saves nothing.
       save_every: windows between two saves. A save makes the loop wait while arrays are copied from the device.
-      cast: names of leaves that may be restored in another dtype than they were saved in, as of `Manager.restore`.
+      cast: what may be restored in another dtype than it was saved in, such as "opt_state"; of `Manager.restore`.
       log_every: windows between two readings of metrics.
       metrics_path: file for one JSON line a reading: step, window, loss, every metric, seconds since
         the loop began, and the memory of a `TrainStep` as `LoopMemory.to_dict()`. An infinite metric is written as
@@ -122,6 +122,15 @@ def train_loop(
     >>> state = train_loop(step, step.init(), lambda window: jnp.ones((4, 2)), 3)
     >>> int(state.window)
     3
+
+    The second call goes on where the first one ended:
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for total in (3, 5):
+    ...         state = train_loop(step, step.init, lambda window: jnp.ones((4, 2)), total, checkpoint=folder)
+    >>> int(state.window)
+    5
     """
     return run_loop(
         step,

@@ -35,7 +35,7 @@ class Checkpoints:
       shown: whether to show what takes long.
     """
 
-    def __init__(self, checkpoint: Any, step: Any, *, every: int, cast: Sequence[str] = (), shown: bool = True):
+    def __init__(self, checkpoint: Any, step: Any, *, every: int, cast: str | Sequence[str] = (), shown: bool = True):
         self._manager = None if checkpoint is None else manager_of(checkpoint)
         self._is_ours = self._manager is not checkpoint
         self._step, self._every, self._cast, self._shown = step, every, cast, shown
