@@ -10,14 +10,14 @@ import pytest
 from jaxmem.checkpoint import _folder
 from jaxmem.errors import CheckpointError, DamagedCheckpointError
 
+pytestmark = pytest.mark.once
+
 # Holds the folder, forks a child that outlives it, and says so.
 HOLDER = """
 import os, sys, time, warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
 from jaxmem.checkpoint import _folder
-
-pytestmark = pytest.mark.once
 lock = _folder.Lock(Path(sys.argv[1]))
 child = os.fork()
 if child:
