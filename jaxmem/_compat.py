@@ -347,3 +347,8 @@ def coordinator() -> Any:
     from jax._src import distributed
 
     return distributed.global_state.client
+
+
+def every_of_optax(optimizer: Any) -> Callable[[Any], Any] | None:
+    """The function by which an `optax.MultiSteps` says how many calls a window has; None for other objects."""
+    return getattr(optimizer, "_every_k_schedule", None)

@@ -6,6 +6,7 @@ import sys
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
@@ -420,3 +421,10 @@ def test_jax_has_no_public_name_for_its_coordinator():
     """When `jax.distributed` has a store of keys and values, `coordinator` can go."""
     assert _compat.coordinator() is None  # one process
     assert not [name for name in dir(jax.distributed) if "key" in name or "client" in name]
+
+
+def test_how_long_a_window_of_optax_is_has_no_public_name():
+    """When this fails, `every_of_optax` should use the public attribute."""
+    optimizer = optax.MultiSteps(optax.sgd(0.1), lambda step: step + 3)
+    assert _compat.every_of_optax(optimizer)(4) == 7
+    assert not any("every" in name for name in dir(optimizer) if not name.startswith("_"))

@@ -18,8 +18,9 @@ def owned(array: jax.Array) -> jax.Array:
     tells borrowed buffers from others, so that each array is copied. When this returns the copy is there and the memory
     of `array` is free: a state restored leaf by leaf takes its own bytes and those of one leaf.
 
-    A copy keeps dtype (typed keys, int4, float8), sharding and memory kind. It is compiled once a process for each
-    shape, dtype and sharding. Where an array has shards on other processes, these must call this in the same order.
+    A copy keeps dtype (typed keys, int4, float8), sharding, memory kind and whether it is committed. It is compiled
+    once a process for each shape, dtype and sharding. Where an array has shards on other processes, these must call
+    this in the same order.
 
     Args:
       array: of any shape and dtype; deleted.
@@ -30,14 +31,14 @@ def owned(array: jax.Array) -> jax.Array:
     ([0.0, 1.0, 2.0], True)
     """
     with jax.set_mesh(_NO_MESH):  # a mesh that the caller has set need not have the array's devices
-        copy = _copy(array.sharding)(array)
+        copy = _copy(array.sharding if array.committed else None)(array)
     jax.block_until_ready(copy)
     array.delete()
     return copy
 
 
 @functools.cache
-def _copy(sharding: jax.sharding.Sharding):
+def _copy(sharding: jax.sharding.Sharding | None):
     # Not the identity: with jax.disable_jit that is the array itself. `device_put(may_alias=False)` would compile
     # nothing; on a CPU it does as well, but what a program returned is reused on every backend.
     return jax.jit(jnp.copy, out_shardings=sharding)
