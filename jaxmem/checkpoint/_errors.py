@@ -29,10 +29,10 @@ _KINDS = (
         "Change the permissions of the folder, or choose another one.",
     ),
     (
-        "a folder or file that is gone",
+        "a folder or file that is not there",
         (errno.ENOENT, errno.ESTALE),
-        ("No such file or directory", "NOT_FOUND", "Stale file handle"),
-        "Find out what removed or unmounted it; a run must have its folder for itself.",
+        ("No such file or directory", "NOT_FOUND", "Stale file handle", "missing .zarray"),
+        "Look at the path; if a run was using it, find out what removed or unmounted it.",
     ),
     (
         "a path that leads through a file",
@@ -69,7 +69,9 @@ def known(error: BaseException, wanted: str, folder: Path) -> CheckpointError | 
 def explained(error: BaseException, wanted: str, folder: Path) -> CheckpointError:
     """The same where nothing is known of the cause, which is shown in its own words."""
     text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    unknown = CheckpointError(wanted=wanted, got=f"{text}, in {folder}", do="Its cause is shown above.")
+    unknown = CheckpointError(
+        wanted=wanted, got=f"{text}, in {folder}", do="The whole error is the `__cause__` of this one."
+    )
     return known(error, wanted, folder) or _from(error, unknown)
 
 

@@ -9,7 +9,6 @@ import math
 import platform
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
+from jaxmem._blame import warn
 from jaxmem._installed import version
 from jaxmem.checkpoint import _errors, _files, _folder, _manifest, _restore
 from jaxmem.checkpoint._leaves import described, named_leaves, storable
@@ -91,7 +91,7 @@ class Manager:
         except CheckpointError as failed:
             if error is None:
                 raise
-            warnings.warn(CheckpointWarning(str(failed)), stacklevel=2)  # and the user's own error is shown
+            warn(str(failed), CheckpointWarning)  # and the user's own error is shown
         finally:
             self._is_open, self._lock = False, None
 
@@ -170,7 +170,7 @@ class Manager:
         _OPEN.add(self)
         for number in left if jax.process_index() == 0 else ():
             text = f"removed checkpoint {number} of {self.folder}, whose save was not finished"
-            warnings.warn(CheckpointWarning(text), stacklevel=3)
+            warn(text, CheckpointWarning)
 
     def _take(self) -> str:
         try:
@@ -259,7 +259,7 @@ class _Save(threading.Thread):
         aside = _folder.make_room(self._path, _restore.verify_alone)
         if aside:
             text = f"checkpoint {self._number} of {self._path.parent} is damaged, and was moved to {aside.name}"
-            warnings.warn(CheckpointWarning(text), stacklevel=6)
+            warn(text, CheckpointWarning)
         _restore.DAMAGED.discard(self._path)
         self._path.mkdir()
 

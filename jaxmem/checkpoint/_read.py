@@ -14,8 +14,9 @@ from jaxmem.checkpoint._leaves import Leaf, described, from_nested, is_number, n
 from jaxmem.checkpoint._match import Reading
 from jaxmem.checkpoint._own import owned
 
-# A call of Orbax takes some ms, whatever it reads; what it reads is in the host's memory twice for a moment.
-_GROUP_BYTES = 256 * 2**20
+# A call of Orbax takes some ms, whatever it reads; what it reads is in memory twice for a moment. Of a state of 1.5 GB,
+# read at once, that was 1.9 GB more than the state at the peak, and by 64 MiB 0.3 GB, in the same time.
+_GROUP_BYTES, _GROUPS = 64 * 2**20, 32
 
 
 def read(path: Path, reading: Reading, like: Any) -> Any:
@@ -60,15 +61,16 @@ def read(path: Path, reading: Reading, like: Any) -> Any:
 
 
 def _groups(sources: Mapping[str, Leaf]) -> Iterator[dict[str, Leaf]]:
-    """Sources that are read in one call."""
+    """Sources that are read in one call: one that is large, or as many as make a small part of all."""
+    sizes = {source: leaf.size * np.dtype(leaf.stored_dtype).itemsize for source, leaf in sources.items()}
+    most = max(_GROUP_BYTES * jax.process_count(), sum(sizes.values()) // _GROUPS)
     group, size = {}, 0
     for source, leaf in sources.items():
-        nbytes = leaf.size * np.dtype(leaf.stored_dtype).itemsize
-        if group and size + nbytes > _GROUP_BYTES:
+        if group and size + sizes[source] > most:
             yield group
             group, size = {}, 0
         group[source] = leaf
-        size += nbytes
+        size += sizes[source]
     if group:
         yield group
 

@@ -4,11 +4,11 @@ import dataclasses
 import itertools
 import json
 import logging
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxmem._blame import warn
 from jaxmem._units import format_bytes
 from jaxmem.checkpoint import _errors, _files, _folder, _manifest
 from jaxmem.checkpoint._manifest import Checkpoint
@@ -53,7 +53,7 @@ def latest(folder: str | Path) -> Checkpoint | None:
         except DamagedCheckpointError as error:
             if together.first:
                 text = f"passed over checkpoint {number} of {folder}: {error.got}"
-                warnings.warn(CheckpointWarning(text), stacklevel=3)
+                warn(text, CheckpointWarning)
     return None
 
 
@@ -153,8 +153,7 @@ def _chosen(where: str | Path | Checkpoint, number: int | None) -> Checkpoint:
 def _candidates(folder: Path) -> list[tuple[int, bool]]:
     """(number, whether it has a manifest) of what lies in a folder, without what is being written."""
     try:
-        if folder.exists() and not folder.is_dir():
-            _folder.check(folder)
+        _folder.check(folder)
         there = [(number, _folder.has_manifest(folder / str(number))) for number in _folder.numbers(folder)]
     except OSError as error:
         raise _errors.explained(error, "a folder with checkpoints", folder) from error

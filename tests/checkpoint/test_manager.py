@@ -250,7 +250,7 @@ def test_a_folder_that_vanishes_is_named(tmp_path):
     manager = Manager(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(
-        CheckpointError, match=f"to save checkpoint 1; got a folder or file that is gone: {tmp_path}/run"
+        CheckpointError, match=f"to save checkpoint 1; got a folder or file that is not there: {tmp_path}/run"
     ):
         manager.save(state(), number=1)
 
