@@ -175,11 +175,12 @@ def run_loop(
     _check_counts(num_steps=num_steps, log_every=log_every, max_skipped=max_skipped, save_every=save_every)
     _check_step(step, state)
     check_data(data)
+    saving = checkpoint is not None
     with Checkpoints(checkpoint, step, every=save_every, cast=cast, shown=progress) as saves:
         state = saves.start(state)
         _check_state(step, state, max_skipped)
         first = int(state.window)
-        begin = first if checkpoint is None else 0  # what num_steps counts from
+        begin = 0 if saving else first  # what num_steps counts from
         end = begin + num_steps
         if first >= end:
             say(f"{first} windows are trained already, of {num_steps}: nothing to do")
@@ -205,7 +206,7 @@ def run_loop(
                 )
                 for window, batch in enumerate(batches, start=first):
                     if window == first:
-                        readings.watch = Watch.of(step, state, batch, in_flight=WINDOWS_IN_FLIGHT)
+                        readings.watch = Watch.of(step, state, batch, in_flight=WINDOWS_IN_FLIGHT, saves=saving)
                     state, metrics = step(state, batch)
                     bar.advance()
                     if window + 1 == end or signals.stopped:
@@ -224,7 +225,6 @@ def run_loop(
                             jax.block_until_ready(in_flight.popleft())
                 if window >= first:
                     record = readings.take(window, state, metrics, last=True)
-                    bar.saving()
                     saves.save(window, state, batches, record)
                 elif not resumed:
                     raise WorkloadError(

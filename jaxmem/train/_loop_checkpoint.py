@@ -1,6 +1,7 @@
 """What a training loop restores and saves, and what it says of that."""
 
 import contextlib
+import importlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +74,10 @@ class Checkpoints:
         """
         make = _maker(self._step, state)
         with self._stages("looking for checkpoints" if self._manager else "initialising") as stage:
-            found = self._manager.latest() if self._manager else None
+            found = None
+            if self._manager is not None:
+                importlib.import_module("orbax.checkpoint")  # in the first save its time and memory would be training's
+                found = self._manager.latest()
             if found is None or self._manager is None:
                 stage("initialising")
                 return state if make is None else make()
