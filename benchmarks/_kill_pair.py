@@ -108,5 +108,5 @@ def pairs(folder: Path, count: int, seed: int) -> list[tuple[str, list[str]]]:
         rest = {each.name for each in path.iterdir()} - {".lock"}
         if not wrong and rest != {str(WINDOWS - 1), str(WINDOWS)}:
             wrong.append(f"in the end there are {sorted(rest)}")
-        found.append((f"process {victim} killed {how}", wrong))
+        found.append((f"process {victim} {ended} {how}", wrong))
     return found

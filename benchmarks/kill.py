@@ -6,7 +6,11 @@ A run is killed at a random moment, by the clock or at a file operation, while i
 which take less time than the saves) or restores, often more than once, and then resumed until its end.
 `kills` counts signals, `runs` the runs so ended; `lost` what was complete and cannot be restored, or was to be complete
 and is not; `wrong` ends that differ in a bit from the run that was not stopped; `partial` states taken for a good
-checkpoint that are none. A kill keeps what the kernel has in its page cache: power failures are another matter.
+checkpoint that are none. `pairs` are two processes that save together, of which one is killed. `damages` are done to
+each file of three checkpoints, `disks` are cases of full, read-only, foreign or vanishing ones; `unnoticed`,
+`disks_wrong` and `pairs_wrong` count those after which anything but the right error, the last good checkpoint and
+unchanged files was seen. `alarms` are warnings of damage where there was none, `leftovers` folders in which something
+else is left than what was to be kept. A kill keeps what the kernel has in its page cache: power failures are another matter.
 """
 
 import argparse
@@ -25,6 +29,7 @@ from benchmarks import _kill_run as run
 from benchmarks._harness import emit
 from benchmarks._kill_chain import Known, Outcome, chain, learn, start, unhindered
 from benchmarks._kill_disks import cases
+from benchmarks._kill_pair import pairs
 
 
 def one(kind: str, known: Known, folder: Path, seed: int) -> Outcome:
@@ -68,6 +73,7 @@ def damage(folder: Path, seed: int) -> list[tuple[str, list[str]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--runs", type=int, default=120)
+    parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=max(os.cpu_count() or 1, 1))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="where folders are made; the temporary folder if not given")
@@ -79,12 +85,15 @@ def main() -> None:
         lists = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(Outcome)}
         figures: dict[str, float] = {"runs": runs, **{name: len(list_) for name, list_ in lists.items()}}
         figures["kill_seconds"] = time.perf_counter() - started
+        paired = pairs(folder / "pairs", options.pairs, options.seed)
         damaged, disks = damage(folder, options.seed), list(cases("adam", folder / "disks"))
         figures["seconds"] = time.perf_counter() - started
     figures |= {"damages": len(damaged), "disks": sum(not case.left_out for case in disks)}
     lists |= {"unnoticed": [f"{name}: {wrong}" for name, wrong in damaged if wrong]}
     lists |= {"disks_wrong": [f"{case.kind}: {case.name}: {case.wrong}" for case in disks if case.wrong]}
-    figures |= {name: len(lists[name]) for name in ("unnoticed", "disks_wrong")}
+    figures |= {"pairs": len(paired)}
+    lists |= {"pairs_wrong": [f"{name}: {wrong}" for name, wrong in paired if wrong]}
+    figures |= {name: len(lists[name]) for name in ("unnoticed", "disks_wrong", "pairs_wrong")}
     notes = {name: list_[:20] for name, list_ in lists.items() if name != "kills" and list_}
     notes["disks"] = collections.Counter(f"{case.kind}{', left out' * case.left_out}" for case in disks)
     emit(figures, target="cpu", provenance=dict.fromkeys(figures, "measured"), notes=notes, out=options.json)

@@ -170,10 +170,14 @@ def _is_number(name: str) -> bool:
 
 def _is_unfinished(path: Path) -> bool:
     """Whether a folder without a manifest holds nothing that a save would not have written."""
-    if not path.is_dir():
+    try:
+        found = os.listdir(path)
+    except FileNotFoundError:  # removed meanwhile
+        return True
+    except NotADirectoryError:
         return False
     names = (STATE, f"{STATE}.orbax-checkpoint-tmp", _manifest.NAME)
-    return all(name == STATE or name.startswith((".", *names[1:])) for name in os.listdir(path))
+    return all(name == STATE or name.startswith((".", *names[1:])) for name in found)
 
 
 def _holder(folder: Path) -> str:
