@@ -68,7 +68,8 @@ def _pair(folder: Path, victim: int | None = None, die_at: tuple[int, float] | N
     ]
 
 
-def _to_the_end(folder: Path) -> tuple[list[str | None], list[Forked]]:
+def _to_the_end(folder: Path) -> tuple[list[str], list[Forked]]:
+    """What each of two processes ends with, or says where one fails."""
     pair = _pair(folder)
     ended = [process.end() for process in pair]
     wrong = [process.output()[-1000:] for process, how in zip(pair, ended, strict=True) if how != "ended"]

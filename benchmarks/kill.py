@@ -10,7 +10,8 @@ checkpoint that are none. `pairs` are two processes that save together, of which
 each file of three checkpoints, `disks` are cases of full, read-only, foreign or vanishing ones; `unnoticed`,
 `disks_wrong` and `pairs_wrong` count those after which anything but the right error, the last good checkpoint and
 unchanged files was seen. `alarms` are warnings of damage where there was none, `leftovers` folders in which something
-else is left than what was to be kept. A kill keeps what the kernel has in its page cache: power failures are another matter.
+else is left than what was to be kept. A kill keeps what the kernel has in its page cache: power failures are another
+matter.
 """
 
 import argparse
