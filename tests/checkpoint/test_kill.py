@@ -18,7 +18,7 @@ from jaxmem.checkpoint import Manager
 from jaxmem.errors import CheckpointWarning
 
 # Each process dies at another operation of those that change files: of a save, its manifest, or a deletion.
-MOMENTS = (1, 3, 6, 9, 12, 14, 15, 16, 17, 18)
+MOMENTS = (1, 6, 12, 15, 16, 17, 18)
 
 KILLER = """
 import json, sys
@@ -67,4 +67,4 @@ def test_what_was_complete_before_a_kill_is_restored_after_it(tmp_path):
                 assert np.array_equal(restored["w"], state(found.number)["w"])
                 manager.save(state(found.number + 1), number=found.number + 1)
         assert [path.name for path in folder.glob("[0-9]*")] == [str(found.number + 1)]
-    assert len(left) > 4, f"kills fell into few phases only: {left}"
+    assert len(left) > 3, f"kills fell into few phases only: {left}"
