@@ -256,7 +256,7 @@ def test_a_folder_that_vanishes_is_named(tmp_path):
 
 
 def test_a_checkpoint_by_a_newer_orbax_that_is_not_read_names_both_versions(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxmem.checkpoint._manager.version", lambda name: "99.1")
+    monkeypatch.setattr("jaxmem.checkpoint._save.version", lambda name: "99.1")
     checkpoint.save(tmp_path, state(1), number=1)
     monkeypatch.undo()
     assert float(checkpoint.restore(tmp_path, state())["w"][0, 0]) == 1  # newer is no error in itself
