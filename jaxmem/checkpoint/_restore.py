@@ -36,6 +36,7 @@ def latest(folder: str | Path) -> Checkpoint | None:
 
     Raises:
       CheckpointError: a newer jaxmem wrote the newest one.
+      DamagedCheckpointError: all that were complete are damaged; to begin anew is for their owner to say.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -56,6 +57,12 @@ def latest(folder: str | Path) -> Checkpoint | None:
             if together.first:
                 text = f"passed over checkpoint {number} of {folder}: {error.got}"
                 warn(text, CheckpointWarning)
+    if damaged := [str(number) for number, complete in there if complete]:
+        raise DamagedCheckpointError(
+            wanted=f"a good checkpoint in {folder}",
+            got=f"none that is not damaged: {', '.join(damaged)}",
+            do="Put back a copy; to begin anew, move these away or choose another folder.",
+        )
     return None
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks._damage import MANIFEST, content, damages
 from jaxmem.checkpoint import latest, restore, save
-from jaxmem.errors import CheckpointError, CheckpointWarning
+from jaxmem.errors import CheckpointError, CheckpointWarning, DamagedCheckpointError
 
 
 def state(value):
@@ -58,5 +58,6 @@ def test_what_lies_below_is_restored_where_the_newest_are_damaged(saved, tmp_pat
     assert [str(each.message).split(" of ")[0] for each in told] == [f"passed over checkpoint {n}" for n in (3, 2)]
     assert np.array_equal(found["params"]["w"], state(1 / 4)["params"]["w"])
     (run / "1" / MANIFEST).write_text("")
-    with pytest.warns(CheckpointWarning), pytest.raises(CheckpointError, match=f"a good checkpoint in {run}; got none"):
+    words = f"a good checkpoint in {run}; got none that is not damaged: 1, 2, 3"
+    with pytest.warns(CheckpointWarning), pytest.raises(DamagedCheckpointError, match=words):
         restore(run, state(0.0))

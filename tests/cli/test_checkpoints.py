@@ -94,6 +94,19 @@ def test_a_newer_orbax(refused):
     refused("orbax-checkpoint 99.0", 'pip install -U "orbax-checkpoint>=99.0"', str(refused.folder / "2"))
 
 
+def test_nothing_but_damage(capfd, tmp_path, trained):
+    """Training does not begin anew where it was asked to go on."""
+    model, folder = write(tmp_path, LINEAR), tmp_path / "run"
+    shutil.copytree(trained, folder)
+    (folder / "2" / "state" / "_METADATA").write_text("{}")
+    before = content(folder)
+    ran = run(capfd, "train", model, "--steps", 4, "--checkpoint-dir", folder)
+    assert ran.code == 2 and ran.out == "" and content(folder) == before
+    warning, error = ran.err.splitlines()
+    assert warning.startswith(f"jaxmem: warning: passed over checkpoint 2 of {folder}: state/_METADATA has 2 bytes")
+    assert error.startswith(f"jaxmem: error: Wanted a good checkpoint in {folder}; got none that is not damaged: 2.")
+
+
 def test_two_runs_in_one_folder(refused):
     held = subprocess.Popen([sys.executable, "-S", "-c", HOLDER, str(refused.folder / ".lock")], stdout=subprocess.PIPE)
     try:
