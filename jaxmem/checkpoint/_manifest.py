@@ -14,7 +14,7 @@ from jaxmem.checkpoint._leaves import Leaf
 from jaxmem.errors import CheckpointError, DamagedCheckpointError
 
 FORMAT = 1
-NAME = "checkpoint.json"
+NAME, UNFINISHED = "checkpoint.json", "checkpoint.json.new"
 PACKAGES = ("jaxmem", "jax", "flax", "optax", "orbax-checkpoint")
 
 # A manifest is JSON that ends with the digest of what stands before it, in this and in every later format: only then
@@ -66,7 +66,7 @@ def write(checkpoint: Checkpoint) -> None:
     body["leaves"] = {name: dataclasses.asdict(leaf) for name, leaf in checkpoint.leaves.items()}
     text = json.dumps(body, indent=1).encode()
     path = checkpoint.path / NAME
-    new = path.with_name(f"{NAME}.new")  # its beginning tells whose it is, where a kill leaves it
+    new = path.with_name(UNFINISHED)
     with open(new, "wb") as file:
         file.write(_sealed(text.removesuffix(b"\n}")))
         file.flush()
