@@ -93,10 +93,14 @@ def has_manifest(path: Path) -> bool:
 
 def is_unfinished(path: Path) -> bool:
     """Whether it is a folder without a manifest, and with nothing that a save would not have written."""
-    if not path.is_dir() or has_manifest(path):
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError:  # it is removed by now
+        return True
+    except NotADirectoryError:
         return False
     ours = (".", f"{STATE}.orbax-checkpoint-tmp")
-    return all(name in (STATE, _manifest.UNFINISHED) or name.startswith(ours) for name in os.listdir(path))
+    return all(name in (STATE, _manifest.UNFINISHED) or name.startswith(ours) for name in names)
 
 
 def check(folder: Path) -> None:
@@ -112,12 +116,12 @@ def check(folder: Path) -> None:
             got=f"one checkpoint of it: {folder}",
             do=f"Use {folder.parent}, and number={folder.name} to restore this one.",
         )
-    ours = LOCK in names
+    # Before anything else a run makes its lock: without it, or a manifest, what looks like a save that did not end is
+    # what somebody else saved by Orbax alone.
+    ours = LOCK in names or any(has_manifest(folder / name) for name in filter(_is_number, names))
     others = [name for name in names if not (name.startswith(".") or _is_number(name.partition(".damaged")[0]))]
     for name in filter(_is_number, names):
-        if has_manifest(folder / name):
-            ours = True
-        elif not is_unfinished(folder / name):
+        if not has_manifest(folder / name) and not (ours and is_unfinished(folder / name)):
             raise _foreign(folder, name)
     if others and not ours:
         raise _foreign(folder, others[0])

@@ -80,7 +80,7 @@ def read(path: Path) -> Checkpoint:
     """The checkpoint in a folder, by its manifest; the other files are not looked at.
 
     Raises:
-      DamagedCheckpointError: there is no manifest, or another than was written.
+      DamagedCheckpointError: there is no manifest, another than was written, or that of another number.
       CheckpointError: a newer jaxmem wrote it.
     """
     try:
@@ -99,6 +99,8 @@ def read(path: Path) -> Checkpoint:
             got=f"format {body['format']} in {path}, written by jaxmem {body.get('versions', {}).get('jaxmem')}",
             do="Install that version of jaxmem, or a newer one.",
         )
+    if path.name.isdecimal() and path.name != str(body["number"]):
+        raise _damaged(path, f"the {NAME} of checkpoint {body['number']}")
     body["leaves"] = {
         name: Leaf(**fields | {"shape": tuple(fields["shape"])}) for name, fields in body["leaves"].items()
     }
