@@ -1,5 +1,9 @@
 """Each private or version-dependent touch of JAX: that it still works, and when it can go."""
 
+import signal
+import subprocess
+import sys
+
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -383,3 +387,33 @@ def test_tracebacks_of_one_thread_are_whole():
         jnp.dot(jnp.ones(2), jnp.ones(3))
     assert any("dot_general" in frame.name for frame in caught.traceback)
     assert not hasattr(jax, "traceback_filtering")
+
+
+ABORTS = """
+import os, socket, sys, time
+import jax
+from jax._src.lib import _jax
+from jaxmem import _compat
+if sys.argv[1] == "handled":
+    _compat.on_abort(lambda: (os.write(1, b"left"), os._exit(3)))
+with socket.create_server(("127.0.0.1", 0)) as free:
+    at = f"127.0.0.1:{free.getsockname()[1]}"
+service = _jax.get_distributed_runtime_service(at, 1)
+called = lambda status: os._exit(7)
+client = _jax.get_distributed_runtime_client(at, 0, missed_heartbeat_callback=called, shutdown_on_destruction=False)
+client.connect()
+service.shutdown()
+time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize(("way", "code", "said"), [("handled", 3, "left"), ("plain", -signal.SIGABRT, "")])
+def test_a_lost_coordinator_aborts_since_its_callback_cannot_be_pythons(way, code, said):
+    """An exit code of 7 in the second would say that `on_abort` can go."""
+    ran = subprocess.run([sys.executable, "-c", ABORTS, way], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (code, said), ran.stderr
+
+
+def test_the_coordinator_has_no_public_name():
+    assert _compat.coordinator() is None and _compat.coordinator_address() is None
+    assert not hasattr(jax.distributed, "client") and not hasattr(jax.distributed, "coordinator_address")
