@@ -1,5 +1,6 @@
 """Every private or version-dependent touch of JAX, Flax and Optax; each has a test that tells when it can go."""
 
+import concurrent.futures
 import contextlib
 import ctypes
 import functools
@@ -316,13 +317,31 @@ with_cotangent.defvjp(lambda value: (value, None), lambda _, cotangent: (cotange
 
 
 def before_threads_end(function: Callable[[], None]) -> None:
-    """Calls a function when the main thread has ended, while threads can still be started.
+    """Calls a function when the main thread has ended; what it waits for may still use executors, so `to_thread`, too.
 
-    `atexit` is later: then `concurrent.futures` starts nothing any more, and what Orbax does in a thread fails. Touches
+    `atexit` is later: then `concurrent.futures` accepts nothing any more, and what Orbax does by it fails. Touches
     `threading._register_atexit`, whose functions are called in reverse order, so before that of `concurrent.futures`.
+    Since Python 3.12 no thread is started even there, so that meanwhile whoever submits work does it.
     """
-    importlib.import_module("concurrent.futures.thread")  # registers its own
-    threading._register_atexit(function)  # pyright: ignore[reportAttributeAccessIssue]
+    pool = importlib.import_module("concurrent.futures.thread").ThreadPoolExecutor  # whose module registers its own
+
+    def call() -> None:
+        submit, pool.submit = pool.submit, _done_at_once
+        try:
+            function()
+        finally:
+            pool.submit = submit
+
+    threading._register_atexit(call)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _done_at_once(_, function: Callable, /, *arguments: Any, **keywords: Any) -> concurrent.futures.Future:
+    done = concurrent.futures.Future()
+    try:
+        done.set_result(function(*arguments, **keywords))
+    except BaseException as error:
+        done.set_exception(error)
+    return done
 
 
 def coordinator() -> Any:
@@ -330,6 +349,11 @@ def coordinator() -> Any:
     from jax._src import distributed
 
     return distributed.global_state.client
+
+
+def every_of_optax(optimizer: Any) -> Callable[[Any], Any] | None:
+    """The function by which an `optax.MultiSteps` says how many calls a window has; None for other objects."""
+    return getattr(optimizer, "_every_k_schedule", None)
 
 
 def coordinator_address() -> str | None:

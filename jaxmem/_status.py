@@ -124,27 +124,35 @@ def _lines(first: str) -> Iterator[Show]:
 
 @contextlib.contextmanager
 def _logged(show: Show, first: str) -> Iterator[Show]:
-    """`show`, with what jaxmem logs behind the stage that it belongs to."""
-    handler = _Handler(show, first)
+    """`show`, with what jaxmem logs behind the stage that it belongs to.
+
+    Handlers of others, such as absl's, which grain sets up, get no more than without.
+    """
     logger = logging.getLogger("jaxmem")
-    level = logger.level
+    level, propagate, wanted = logger.level, logger.propagate, logger.getEffectiveLevel()
+    handler = _Handler(show, first, others=wanted if propagate else logging.CRITICAL + 1)
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(min(logging.INFO, wanted))
+    logger.propagate = False
     try:
         yield handler.stage
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+        logger.propagate = propagate
 
 
 class _Handler(logging.Handler):
-    def __init__(self, show: Show, first: str):
-        super().__init__(logging.INFO)
-        self._show, self._stage = show, first
+    def __init__(self, show: Show, first: str, *, others: int):
+        super().__init__(logging.NOTSET)
+        self._show, self._stage, self._others = show, first, others
 
     def stage(self, stage: str) -> None:
         self._stage = stage
         self._show(stage)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._show(f"{self._stage}: {record.getMessage()}")
+        if record.levelno >= logging.INFO:
+            self._show(f"{self._stage}: {record.getMessage()}")
+        if record.levelno >= self._others:
+            logging.getLogger().handle(record)

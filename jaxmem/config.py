@@ -8,10 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmem._installed import version
 from jaxmem._shown import Brief
 from jaxmem._suggest import meant, named_fields
 from jaxmem.budget import PREFIX, Budget, is_auto, parse_budget
-from jaxmem.errors import ConfigError
+from jaxmem.errors import ConfigError, UnknownFieldError
 from jaxmem.loss_scale import DynamicLossScale, as_loss_scale
 from jaxmem.policy import Policy, as_policy, shortest
 
@@ -177,7 +178,7 @@ class MemoryConfig(Brief):
 
     @classmethod
     def from_json(cls, text: str) -> "MemoryConfig":
-        """The config that `to_json` wrote; ConfigError for an unknown field or version."""
+        """The config that `to_json` wrote; ConfigError for an unknown field or version, as a newer jaxmem writes."""
         try:
             fields = json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:
@@ -190,12 +191,12 @@ class MemoryConfig(Brief):
                 got=f"a JSON {type(fields).__name__}",
                 do='Write for example {"accumulation_steps": 8, "remat": "full"}.',
             )
-        version = fields.pop("version", CONFIG_VERSION)
-        if version != CONFIG_VERSION or isinstance(version, (bool, float)):
+        written = fields.pop("version", CONFIG_VERSION)
+        if written != CONFIG_VERSION or isinstance(written, (bool, float)):
             raise ConfigError(
                 wanted=f"a MemoryConfig of version {CONFIG_VERSION}",
-                got=f"version {version!r}",
-                do="Write it again with this version of jaxmem.",
+                got=f"version {written!r}",
+                do=f"Write it again with this jaxmem, {version('jaxmem')}, or read it with the one that wrote it.",
             )
         precision = fields.get("precision")
         if isinstance(precision, dict):
@@ -203,7 +204,7 @@ class MemoryConfig(Brief):
                 precision["loss_scale"] = _from_fields(DynamicLossScale, precision["loss_scale"])
             fields["precision"] = _from_fields(Precision, precision)
         if isinstance(fields.get("remat"), dict):
-            fields["remat"] = Policy.from_fields(fields["remat"])
+            fields["remat"] = _from_fields(Policy, fields["remat"])
         return _from_fields(cls, fields)
 
 
@@ -275,6 +276,8 @@ def step_count(value: Any, field: str) -> int:
 
 
 def _from_fields(cls, fields: dict):
-    if isinstance(fields.get("offload"), list):
-        fields = {**fields, "offload": tuple(fields["offload"])}
-    return cls(**fields)
+    try:
+        return cls(**fields)
+    except UnknownFieldError as error:
+        newer = f"Where a newer jaxmem wrote it, read it with that one; this is {version('jaxmem')}."
+        raise UnknownFieldError(wanted=error.wanted, got=error.got, do=f"{error.do} {newer}") from None

@@ -88,6 +88,10 @@ class BudgetInfeasible(JaxmemError):
     """No choice of residuals stays within a budget; the message says what the smallest choice needs."""
 
 
+class DecisionError(InputError):
+    """A stored decision of a remat budget was made for other blocks, or is damaged; nothing of it was applied."""
+
+
 class RematWarning(UserWarning):
     """A remat setting takes effect, but saves nothing, or less than it seems to."""
 

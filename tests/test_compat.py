@@ -7,6 +7,7 @@ import sys
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
@@ -402,6 +403,7 @@ service = _jax.get_distributed_runtime_service(at, 1)
 called = lambda status: os._exit(7)
 client = _jax.get_distributed_runtime_client(at, 0, missed_heartbeat_callback=called, shutdown_on_destruction=False)
 client.connect()
+time.sleep(1)  # until it asks for errors
 service.shutdown()
 time.sleep(20)
 """
@@ -414,6 +416,42 @@ def test_a_lost_coordinator_aborts_since_its_callback_cannot_be_pythons(way, cod
     assert (ran.returncode, ran.stdout) == (code, said), ran.stderr
 
 
-def test_the_coordinator_has_no_public_name():
-    assert _compat.coordinator() is None and _compat.coordinator_address() is None
-    assert not hasattr(jax.distributed, "client") and not hasattr(jax.distributed, "coordinator_address")
+# Of a thread that the main thread does not wait for: whether it may still start another by `asyncio.to_thread`.
+LATE = """
+import asyncio, concurrent.futures.thread, sys, threading, time
+from jaxmem import _compat
+done = threading.Event()
+def work():
+    time.sleep(0.2)
+    try:
+        asyncio.new_event_loop().run_until_complete(asyncio.to_thread(int))
+        print("started")
+    except RuntimeError as error:
+        print(error)
+    done.set()
+threading.Thread(target=work).start()
+if sys.argv[1] == "hook":
+    _compat.before_threads_end(done.wait)
+"""
+
+
+@pytest.mark.parametrize(
+    "hook, said", [("hook", "started"), ("none", "can")]
+)  # "cannot schedule ...", "can't create ..."
+def test_what_waits_before_threads_end_can_start_threads(hook, said):
+    """Without the hook Python starts none any more; where it does, `before_threads_end` can go."""
+    ran = subprocess.run([sys.executable, "-c", LATE, hook], capture_output=True, text=True)
+    assert ran.stdout.startswith(said), ran.stderr
+
+
+def test_jax_has_no_public_name_for_its_coordinator():
+    """When `jax.distributed` has a store of keys and values, and tells its address, both can go."""
+    assert _compat.coordinator() is None and _compat.coordinator_address() is None  # one process
+    assert not [name for name in dir(jax.distributed) if "key" in name or "client" in name or "address" in name]
+
+
+def test_how_long_a_window_of_optax_is_has_no_public_name():
+    """When this fails, `every_of_optax` should use the public attribute."""
+    optimizer = optax.MultiSteps(optax.sgd(0.1), lambda step: step + 3)
+    assert _compat.every_of_optax(optimizer)(4) == 7
+    assert not any("every" in name for name in dir(optimizer) if not name.startswith("_"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem import MemoryConfig, Precision
+from jaxmem import MemoryConfig, Policy, Precision
 from jaxmem.config import Memory
 from jaxmem.errors import ConfigError, InputError, UnknownPolicyError
 from jaxmem.loss_scale import DynamicLossScale
@@ -22,12 +22,21 @@ PRECISIONS = st.builds(
     compute=FLOATS,
     output=st.just("float32"),
     accumulator=st.none() | FLOATS,
+    optimizer=st.sampled_from([None, "float32", "bfloat16"]),
     loss_scale=st.sampled_from([None, "dynamic", 2.0**10, DynamicLossScale(initial=4, max=8)]),
 )
+POLICIES = [
+    Policy(save=("re:(q|k)_proj", 'a "name"\\'), offload=("re:mlp.*",), recompute=("mlp_1",)),
+    Policy(offload=("x",), rest="save"),
+    Policy(save=("ü",), dots="no_batch"),
+]
 CONFIGS = st.builds(
     MemoryConfig,
     accumulation_steps=st.integers(1, 2**40),
-    remat=st.sampled_from(["none", "full", "dots", "dots_no_batch"]),
+    gradient_reduction=st.sampled_from(["auto", "once", "each"]),
+    remat=st.sampled_from(
+        ["none", "full", "dots", "dots_no_batch", "auto:0.25", "auto:6GiB", "auto:1000003", *POLICIES]
+    ),
     precision=FLOATS | PRECISIONS,
 ) | st.builds(MemoryConfig, accumulator_dtype=FLOATS, precision=FLOATS)
 
@@ -131,6 +140,8 @@ def test_precision_takes_floating_dtypes_only(name):
         ("3", "a JSON int"),
         ('{"version": 2}', "version 2"),
         ('{"remt": "full"}', "'remt'"),
+        ('{"order": "tied"}', "'order'.* Where a newer jaxmem wrote it"),
+        ('{"remat": {"save": ["a"], "order": 1}}', "'order'.* Where a newer jaxmem wrote it"),
         ('{"precision": {"compute": "float32", "params_dtype": 1}}', "fields of Precision.*'params_dtype'"),
     ],
 )

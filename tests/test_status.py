@@ -48,3 +48,14 @@ def test_in_a_notebook_a_line_below_the_cell_tells_the_stage_and_is_gone_in_the_
         _status.counted(["none", "full"], stage, of=" for cpu")("full", "compiling")
         raise KeyboardInterrupt
     assert said == ["jaxmem: tracing …", "jaxmem: 2 of 2, compiling full for cpu …", ""]
+
+
+def test_other_handlers_get_what_was_asked_for_and_no_more(caplog):
+    """absl, which grain brings, puts a handler at the root that prints whatever arrives."""
+    log = logging.getLogger("jaxmem.train._budget")
+    with _status.stages("loading"):
+        log.info("compiling")
+        log.warning("odd")
+    with caplog.at_level(logging.INFO), _status.stages("loading"):
+        log.info("compiling again")
+    assert caplog.messages == ["odd", "compiling again"]

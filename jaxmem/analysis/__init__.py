@@ -14,6 +14,9 @@ from jaxmem.analysis._jaxpr_flops import JaxprFlops as JaxprFlops
 from jaxmem.analysis._jaxpr_flops import jaxpr_flops as jaxpr_flops
 from jaxmem.analysis._json import ReportReadError as ReportReadError
 from jaxmem.analysis._kind_paths import kinds_by_path as kinds_by_path
+from jaxmem.analysis._phases import PhaseNeed as PhaseNeed
+from jaxmem.analysis._phases import PhasePeak as PhasePeak
+from jaxmem.analysis._phases import Phases as Phases
 from jaxmem.analysis._program import Program as Program
 from jaxmem.analysis._program import as_program as as_program
 from jaxmem.analysis._records import KINDS as KINDS

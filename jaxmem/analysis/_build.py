@@ -11,6 +11,7 @@ from jaxmem.analysis._compiled import CompiledProgram, compile_program
 from jaxmem.analysis._details import details
 from jaxmem.analysis._facts import memory_facts
 from jaxmem.analysis._jaxpr_flops import JaxprFlops
+from jaxmem.analysis._phases import told_phases
 from jaxmem.analysis._program import Program, known
 from jaxmem.analysis._records import Setting, StepTime
 from jaxmem.analysis._report import MemoryReport
@@ -87,6 +88,7 @@ def build_report(program: Program, target: Target) -> MemoryReport:
     jaxpr = known(program.jaxpr)
     buffers = details(made, facts.peak_bytes, shown.generated_code_bytes, asked, program.kind_of, names, jaxpr)
     time = _time(made, target)
+    phases, fits, fits_reason = told_phases(program.phases, facts)
     undone = without_effect(recompute, modelled.recompute) if modelled and facts.devices == 1 else []
     wrong = [wrong_numbers(fault, places) for fault, places in made.miscompiled]
     messages = [
@@ -120,8 +122,9 @@ def build_report(program: Program, target: Target) -> MemoryReport:
         **_reductions(made, program),
         step_seconds=time.seconds if time else None,
         step_time=time,
-        fits=facts.fits,
-        fits_reason=facts.fits_reason,
+        fits=fits,
+        fits_reason=fits_reason,
+        phases=phases,
         capacity_bytes=facts.capacity_bytes,
         findings=(*wrong, *buffers.pop("findings", ()), *undone),
         warnings=tuple(dict.fromkeys(messages)),

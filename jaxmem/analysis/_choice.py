@@ -17,7 +17,7 @@ class Choice(Brief):
       target: name of the target.
       name: of the variant; empty where no peak is known.
       fits: "yes"; "uncertain" where it is the cheapest of those that may fit, and none does for sure; "no".
-      missing_bytes: by how much the peak of the smallest exceeds the device's memory, where none fits.
+      missing_bytes: by how much the worst phase of the smallest exceeds the device's memory, where none fits.
       text: all of this in a sentence.
     """
 
@@ -44,12 +44,12 @@ def choose(rows: Sequence[MemoryReport]) -> Choice:
         if fitting:
             row = _cheapest(fitting)
             return Choice(target=target, name=row.name, fits=fits, text=f"{heading}: {row.name}, {_costs(row)}")
-    known = [row for row in rows if row.peak_bytes is not None and row.capacity_bytes is not None]
+    known = [row for row in rows if row.most_bytes is not None and row.capacity_bytes is not None]
     if not known:
         fits = "uncertain" if any(row.fits != "no" for row in rows) else "no"
         return Choice(target=target, name="", fits=fits, text="no peak is known: whether any fits cannot be told")
-    row = min(known, key=lambda row: row.peak_bytes or 0)
-    missing = max(0, (row.peak_bytes or 0) - (row.capacity_bytes or 0))
+    row = min(known, key=lambda row: row.most_bytes or 0)
+    missing = max(0, (row.most_bytes or 0) - (row.capacity_bytes or 0))
     text = f"none fits: {row.name}, the smallest, needs {format_bytes(missing)} more than the "
     text += f"{format_bytes(row.capacity_bytes)} of a device"
     return Choice(target=target, name=row.name, fits="no", missing_bytes=missing, text=text)

@@ -16,6 +16,7 @@ def judge_fit(
     *,
     at_least_bytes: int | None = None,
     scratch_bytes: int = 0,
+    of: str = "",
 ) -> tuple[Fits, str]:
     """The verdict and its reason.
 
@@ -24,6 +25,7 @@ def judge_fit(
       capacity_bytes: of one device; None where unknown.
       at_least_bytes: a lower bound of the peak, used where the peak is unavailable.
       scratch_bytes: what library calls may need on the device beyond what the compiler shows, at most.
+      of: follows "the peak" in the reason, " of init".
 
     >>> judge_fit(2**30, 2**34)[0], judge_fit(0, None)[0], judge_fit(None, 2**34)[0]
     ('yes', 'uncertain', 'uncertain')
@@ -37,12 +39,12 @@ def judge_fit(
         return "uncertain", "the compiler gave no memory analysis"
     peak = format_bytes(peak_bytes)
     if peak_bytes > capacity_bytes:
-        return "no", f"the peak, {peak}, exceeds the {capacity} of a device"
+        return "no", f"the peak{of}, {peak}, exceeds the {capacity} of a device"
     reserve = f"the {RESERVE:.0%} reserve of {capacity}"
     if scratch_bytes:
         reserve += (
             f" and {format_bytes(scratch_bytes)} for the scratch of cuDNN convolutions, which only the device tells"
         )
     if peak_bytes > capacity_bytes * (1 - RESERVE) - scratch_bytes:
-        return "uncertain", f"the peak, {peak}, leaves less than {reserve}"
-    return "yes", f"the peak, {peak}, leaves more than {reserve}"
+        return "uncertain", f"the peak{of}, {peak}, leaves less than {reserve}"
+    return "yes", f"the peak{of}, {peak}, leaves more than {reserve}"

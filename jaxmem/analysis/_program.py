@@ -14,6 +14,7 @@ from jaxmem.analysis._call import Called
 from jaxmem.analysis._compiled import CompiledProgram, read_compiled
 from jaxmem.analysis._jaxpr_flops import JaxprFlops, jaxpr_flops
 from jaxmem.analysis._kind_paths import shared_arrays
+from jaxmem.analysis._phases import Phases
 from jaxmem.analysis._stages import jax_stage, jit_of, parameters_of
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import InputError
@@ -42,6 +43,7 @@ class Program(Brief, identity=("name", "remat", "shards")):
       gradients: shapes of the gradients on one device, of a step that reduces them.
       shards: devices among which they are reduced.
       gradient_reduction: "once" or "each" micro-batch.
+      phases: of a run whose step it is: `fits` counts them all.
       settings: what it was made with, by name, for a diff of reports.
       notes: sentences for the report's warnings.
       news: sentences for the report's notes: what was done, and is as it should be.
@@ -65,6 +67,7 @@ class Program(Brief, identity=("name", "remat", "shards")):
     gradients: tuple[tuple[int, ...], ...] = ()
     shards: int = 1
     gradient_reduction: str | None = None
+    phases: Phases | None = None
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     news: tuple[str, ...] = ()

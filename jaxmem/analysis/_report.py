@@ -8,6 +8,7 @@ from jaxmem._shown import Shown
 from jaxmem._units import format_bytes
 from jaxmem.analysis._fits import Fits
 from jaxmem.analysis._json import read_record, record_schema, values_of
+from jaxmem.analysis._phases import PhasePeak
 from jaxmem.analysis._records import (
     Buffer,
     DonationMiss,
@@ -114,8 +115,12 @@ class MemoryReport(Shown, identity=("name", "target", "peak_bytes", "fits", "pro
         "Estimated time of a call, that of `step_time`; None where the chip's rates are unknown.", "modelled",
         default=None, terminal="time of a step (estimate)", page="step time", note=_timed,
         row="time~", page_row="step time*", rank=5)
-    fits: Fits = column('"yes", "no" or "uncertain".', row="fits", rank=6)
+    fits: Fits = column(
+        '"yes", "no" or "uncertain"; of a step, whether all phases of a run fit.', row="fits", rank=6)
     fits_reason: str = column("Why, with the reserve assumed.")
+    phases: tuple[PhasePeak, ...] = column(
+        "The peak of each phase of a run: making the state, a step, restoring and saving the state. Empty of what is "
+        "no step.", default=())
     capacity_bytes: int | None = column("Memory of one device of the target.", default=None)
     step_time: StepTime | None = column("How the time was estimated.", default=None)
     buffer_provenance: str = column(
@@ -140,6 +145,11 @@ class MemoryReport(Shown, identity=("name", "target", "peak_bytes", "fits", "pro
     warnings: tuple[str, ...] = column("Sentences on what these numbers do not show.", default=())
     notes: tuple[str, ...] = column("Sentences on what was done, and is as it should be.", default=())
     # fmt: on
+
+    @property
+    def most_bytes(self) -> int | None:
+        """The most that any phase of a run needs, on one device; of what is no step `peak_bytes`."""
+        return max((s for s in (self.peak_bytes, *(p.peak_bytes for p in self.phases)) if s is not None), default=None)
 
     @property
     def provenances(self) -> dict[str, str]:

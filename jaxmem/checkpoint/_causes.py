@@ -2,7 +2,8 @@
 
 import collections
 import dataclasses
-import difflib
+import itertools
+import operator
 import re
 from collections.abc import Iterable, Mapping
 
@@ -33,15 +34,15 @@ class Differences:
         return any((self.missing, self.unwanted, self.shapes, self.dtypes, self.keys))
 
 
-def likely_cause(found: Differences, num_wanted: int) -> str:
+def likely_cause(found: Differences, num_fitting: int) -> str:
     """What probably happened, and what to do, in a few sentences.
 
     Args:
       found: what does not fit.
-      num_wanted: leaves of the tree.
+      num_fitting: leaves of the tree that do fit.
     """
     missing, unwanted = (
-        {name: leaf for name, leaf in leaves.items() if not _below(name, LOSS_SCALE)}
+        {name: leaf for name, leaf in leaves.items() if not is_below(name, LOSS_SCALE)}
         for leaves in (found.missing, found.unwanted)
     )
     said = []
@@ -54,7 +55,7 @@ def likely_cause(found: Differences, num_wanted: int) -> str:
             _scanned(missing, unwanted)
             or _renamed(missing, unwanted)
             or _other_optimizer([*missing, *unwanted, *found.shapes])
-            or _other_model(len(missing) + len(found.shapes), num_wanted)
+            or _other_model(len(missing) + len(unwanted) + len(found.shapes), num_fitting)
         )
     if found.castable:
         said.append(_cast(found.castable))
@@ -75,17 +76,22 @@ def _scanned(missing: Mapping[str, Leaf], unwanted: Mapping[str, Leaf]) -> str:
         (missing, unwanted, "The checkpoint is of an unrolled model and the tree of a scanned one"),
         (unwanted, missing, "The checkpoint is of a scanned model and the tree of an unrolled one"),
     ):
-        layers = collections.Counter((re.sub(r"\d+", "#", name), leaf) for name, leaf in other.items())
-        for name, stacked in one.items():
-            for (pattern, leaf), count in layers.items():
-                axes = [axis for axis, size in enumerate(stacked.shape) if size == count]
-                if count > 1 and any(_without(stacked, axis) == leaf for axis in axes):
-                    part = next(n for n in other if re.sub(r"\d+", "#", n) == pattern)
+        layers = collections.defaultdict(list)
+        for each, leaf in other.items():
+            layers[re.sub(r"\d+", "#", each), leaf].append(each)
+        stacks = {(_last(each[0]), leaf, len(each)): each[0] for (_, leaf), each in layers.items() if len(each) > 1}
+        for name, stacked in sorted(one.items(), key=lambda item: is_below(item[0], OPTIMIZER)):
+            for axis, size in enumerate(stacked.shape):
+                if part := stacks.get((_last(name), _without(stacked, axis), size)):
                     return (
-                        f"{said}: {name} holds {count} arrays such as {part}. Restore into a model of the same kind, "
+                        f"{said}: {name} holds {size} arrays such as {part}. Restore into a model of the same kind, "
                         "and stack or split its layers."
                     )
     return ""
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def _without(leaf: Leaf, axis: int) -> Leaf:
@@ -96,28 +102,35 @@ def _renamed(missing: Mapping[str, Leaf], unwanted: Mapping[str, Leaf]) -> str:
     """Each missing leaf has one of its shape and dtype that nothing wants; parameters say it for their moments."""
     if not missing or collections.Counter(missing.values()) != collections.Counter(unwanted.values()):
         return ""
-    names = [name for name in missing if not _below(name, OPTIMIZER)] or list(missing)
+    names = [name for name in missing if not is_below(name, OPTIMIZER)] or list(missing)
     pairs, free = [], dict(unwanted)
-    for name in names:
+    for name in names[:3]:
         alike = [other for other, leaf in free.items() if leaf == missing[name]]
-        close = max(alike, key=lambda other: difflib.SequenceMatcher(None, name, other).ratio())
+        close = max(alike, key=lambda other: _num_shared(name, other))
         del free[close]
         pairs.append(f"{name} may be what was saved as {close}")
-    more = f", and {len(pairs) - 3} more likewise" if len(pairs) > 3 else ""
-    return f"Renamed? {', '.join(pairs[:3])}{more}: restore under the names of the checkpoint, and rename afterwards."
+    more = f", and {len(names) - 3} more likewise" if len(names) > 3 else ""
+    return f"Renamed? {', '.join(pairs)}{more}: restore under the names of the checkpoint, and rename afterwards."
+
+
+def _num_shared(one: str, other: str) -> int:
+    """Letters at the beginnings and at the ends of two names that are the same."""
+    pairs = (map(operator.eq, one, other), map(operator.eq, reversed(one), reversed(other)))
+    return sum(sum(itertools.takewhile(bool, pair)) for pair in pairs)
 
 
 def _other_optimizer(names: Iterable[str]) -> str:
-    if not all(_below(name, OPTIMIZER) for name in names):
+    if not all(is_below(name, OPTIMIZER) for name in names):
         return ""
     return "Only the optimizer's state differs: restore with the optimizer that the checkpoint was saved with."
 
 
-def _other_model(num_misfits: int, num_wanted: int) -> str:
-    if 2 * num_misfits > num_wanted:
+def _other_model(num_misfits: int, num_fitting: int) -> str:
+    if num_misfits > num_fitting:
         return "It is probably of another model: choose another folder, or the model that it was saved with."
     return "Make the tree with the model, optimizer and config that the checkpoint was saved with."
 
 
-def _below(name: str, part: str) -> bool:
+def is_below(name: str, part: str) -> bool:
+    """Whether a name has this part."""
     return part in name.split("/")

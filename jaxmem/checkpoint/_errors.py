@@ -13,7 +13,7 @@ _KINDS = (
     (
         "a disk that is full",
         (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-        ("No space left", "quota exceeded", "RESOURCE_EXHAUSTED"),
+        ("No space left", "quota exceeded", "File too large", "RESOURCE_EXHAUSTED"),
         "Free disk space, keep fewer checkpoints, or choose another folder.",
     ),
     (
@@ -23,16 +23,16 @@ _KINDS = (
         "Choose a folder on another file system, or mount this one for writing.",
     ),
     (
-        "no permission to write there",
+        "no permission",
         (errno.EACCES, errno.EPERM),
         ("Permission denied", "PERMISSION_DENIED", "Operation not permitted"),
         "Change the permissions of the folder, or choose another one.",
     ),
     (
-        "a folder or file that is gone",
+        "a folder or file that is not there",
         (errno.ENOENT, errno.ESTALE),
-        ("No such file or directory", "NOT_FOUND", "Stale file handle"),
-        "Find out what removed or unmounted it; a run must have its folder for itself.",
+        ("No such file or directory", "NOT_FOUND", "Stale file handle", "missing .zarray"),
+        "Look at the path; if a run was using it, find out what removed or unmounted it.",
     ),
     (
         "a path that leads through a file",
@@ -48,25 +48,34 @@ def is_device_memory(error: BaseException) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError)
 
 
-def explained(error: BaseException, wanted: str, folder: Path) -> CheckpointError:
-    """A CheckpointError of one paragraph for what went wrong while files were written or read.
+def known(error: BaseException, wanted: str, folder: Path) -> CheckpointError | None:
+    """A CheckpointError of one paragraph, where a file system says why files were not written or read.
 
-    >>> print(explained(OSError(errno.ENOSPC, "No space left on device"), "to save checkpoint 3", Path("/data")))
+    >>> print(known(OSError(errno.ENOSPC, "No space left on device"), "to save checkpoint 3", Path("/data")))
     Wanted to save checkpoint 3; got a disk that is full: /data. Free disk space, keep fewer checkpoints, or ...
     """
     if isinstance(error, CheckpointError):
         return error
-    text = " ".join(str(error).split())
     for kind, codes, words, do in _KINDS:
-        by_number = isinstance(error, OSError) and error.errno in codes
-        if by_number or (not isinstance(error, OSError) and any(word in text for word in words)):
-            where = error.filename if isinstance(error, OSError) and error.filename else folder
+        if isinstance(error, OSError):
+            meant, where = error.errno in codes, error.filename or folder
+        else:
+            meant, where = any(word in str(error) for word in words), folder
+        if meant:
             return _from(error, CheckpointError(wanted=wanted, got=f"{kind}: {where}", do=do))
-    got = f"{type(error).__name__}: {text[:300]}"
-    return _from(error, CheckpointError(wanted=wanted, got=f"{got}, in {folder}", do="Its cause is shown above."))
+    return None
 
 
-def unreadable(error: BaseException, path: Path, wrote: str | None) -> CheckpointError:
+def explained(error: BaseException, wanted: str, folder: Path) -> CheckpointError:
+    """The same where nothing is known of the cause, which is shown in its own words."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    unknown = CheckpointError(
+        wanted=wanted, got=f"{text}, in {folder}", do="The whole error is the `__cause__` of this one."
+    )
+    return known(error, wanted, folder) or _from(error, unknown)
+
+
+def unreadable(error: BaseException, path: Path, wrote: str | None) -> CheckpointError | None:
     """For files that are what was written, and that Orbax does not read; `wrote` is the version of Orbax that did."""
     installed = version("orbax-checkpoint")
     if numbers(wrote) > numbers(installed):
@@ -76,7 +85,7 @@ def unreadable(error: BaseException, path: Path, wrote: str | None) -> Checkpoin
             do=f'Run: pip install -U "orbax-checkpoint>={wrote}"',
         )
         return _from(error, newer)
-    return explained(error, "to read a checkpoint", path)
+    return known(error, "to read a checkpoint", path)
 
 
 def _from(error: BaseException, meant: CheckpointError) -> CheckpointError:

@@ -92,7 +92,7 @@ def has_manifest(path: Path) -> bool:
 
 
 def check(folder: Path) -> None:
-    """CheckpointError where a folder holds something else than checkpoints of jaxmem."""
+    """CheckpointError where a folder holds something else than checkpoints of jaxmem; it need not be there."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(
             wanted="a folder for checkpoints", got=f"a file: {folder}", do="Choose another path, or move the file away."
@@ -173,7 +173,7 @@ def _is_unfinished(path: Path) -> bool:
     if not path.is_dir():
         return False
     names = (STATE, f"{STATE}.orbax-checkpoint-tmp", _manifest.NAME)
-    return all(name == STATE or name.startswith(names[1:]) for name in os.listdir(path))
+    return all(name == STATE or name.startswith((".", *names[1:])) for name in os.listdir(path))
 
 
 def _holder(folder: Path) -> str:

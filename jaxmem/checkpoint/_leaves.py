@@ -27,6 +27,7 @@ class Leaf(Brief):
       shape: of the whole array, whatever its sharding.
       dtype: its name; of a PRNG key that of its data.
       key: the implementation of a typed PRNG key, "threefry2x32"; empty for other arrays.
+      weak: whether it is a scalar of a weak type, with which bfloat16 stays bfloat16. Leaves do not differ by it.
 
     >>> print(Leaf(shape=(4, 8), dtype="bfloat16"), Leaf(shape=(2,), dtype="uint32", key="threefry2x32"))
     bfloat16[4, 8] a threefry2x32 key
@@ -35,6 +36,7 @@ class Leaf(Brief):
     shape: tuple[int, ...]
     dtype: str
     key: str = ""
+    weak: bool = dataclasses.field(default=False, compare=False)
 
     def __str__(self) -> str:
         if not self.key:
@@ -67,7 +69,14 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     >>> sorted(named_leaves({"params": {"w": 1.0}, "moments": (2.0, None, {})}))
     ['moments/0', 'params/w']
     """
-    found = jax.tree_util.tree_leaves_with_path(tree)
+    try:
+        found = jax.tree_util.tree_leaves_with_path(tree)
+    except ValueError as error:
+        raise CheckpointError(
+            wanted="a pytree, whose dicts have keys that can be ordered",
+            got=str(error).rstrip("."),
+            do="Use strings for keys.",
+        ) from error
     below = collections.Counter(path[:end] for path, _ in found for end in range(len(path)))
     named, paths, written = {}, {}, {}
     for path, leaf in found:
@@ -108,7 +117,7 @@ def described(leaf: Any, name: str = "") -> Leaf:
       CheckpointError: it is no array, but for example a string, or its dtype cannot be written.
 
     >>> described(np.ones((2, 3), np.float32)), described(7)
-    (Leaf(shape=(2, 3), dtype='float32', key=''), Leaf(shape=(), dtype='int32', key=''))
+    (Leaf(shape=(2, 3), dtype='float32', key='', weak=False), Leaf(shape=(), dtype='int32', key='', weak=False))
     """
     if is_number(leaf):
         leaf = _number(leaf)
@@ -125,7 +134,8 @@ def described(leaf: Any, name: str = "") -> Leaf:
         return Leaf(shape=tuple(data.shape), dtype=str(data.dtype), key=said[0])
     if not (jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == bool):
         raise _refused(name, f"an array of dtype {leaf.dtype}")
-    return Leaf(shape=tuple(leaf.shape), dtype=str(np.dtype(leaf.dtype)))
+    weak = leaf.shape == () and bool(getattr(leaf, "weak_type", False))
+    return Leaf(shape=tuple(leaf.shape), dtype=str(np.dtype(leaf.dtype)), weak=weak)
 
 
 def storable(leaf: Any, name: str = "") -> Any:

@@ -1,14 +1,9 @@
 """`Manager`: the checkpoints of one run, in one folder; written by one run, read by anybody."""
 
-import contextlib
-import dataclasses
 import itertools
 import json
-import logging
 import math
-import platform
-import threading
-import warnings
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,15 +12,13 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem._installed import version
-from jaxmem.checkpoint import _errors, _files, _folder, _manifest, _restore
-from jaxmem.checkpoint._leaves import described, named_leaves, storable
+from jaxmem._blame import warn
+from jaxmem.checkpoint import _errors, _folder, _restore
 from jaxmem.checkpoint._manifest import Checkpoint
+from jaxmem.checkpoint._save import Save
 from jaxmem.checkpoint._together import Together
-from jaxmem.checkpoint._windows import window_facts
 from jaxmem.errors import CheckpointError, CheckpointWarning, InputError
 
-_LOG = logging.getLogger(__name__)
 _COUNT = itertools.count()  # the same in all processes, which open the same managers in the same order
 
 
@@ -73,14 +66,9 @@ class Manager:
             raise InputError(wanted="keep_best to be 0 or more", got=f"{keep_best!r}", do="Pass for example 1.")
         if best_mode not in ("min", "max"):
             raise InputError(wanted='best_mode to be "min" or "max"', got=f"{best_mode!r}", do='A loss has "min".')
-        self.folder, self.keep, self.keep_best, self.best, self.best_mode = (
-            _restore.absolute(folder),
-            keep,
-            keep_best,
-            best,
-            best_mode,
-        )
-        self._pending: _Save | None = None
+        self.folder = _restore.absolute(folder)
+        self.keep, self.keep_best, self.best, self.best_mode = keep, keep_best, best, best_mode
+        self._pending: Save | None = None
         self._open()
 
     def __repr__(self) -> str:
@@ -95,7 +83,7 @@ class Manager:
         except CheckpointError as failed:
             if error is None:
                 raise
-            warnings.warn(CheckpointWarning(str(failed)), stacklevel=2)  # and the user's own error is shown
+            warn(str(failed), CheckpointWarning)  # and the user's own error is shown
         finally:
             self._is_open, self._lock = False, None
 
@@ -125,7 +113,18 @@ class Manager:
         self.wait()
         if not self._is_open:
             self._open()
-        self._pending = _Save(self, state, _number(state, number), dict(record or {}), dict(metrics or {}), optimizer)
+        path, count = self.folder / str(_number(state, number)), next(self._saves)
+        together = Together(f"{self._name}/save/{count}")
+        together.forget(f"{self._name}/save/{count - 2}")  # all have left it, or the one before had no end
+        self._pending = Save(
+            path,
+            state,
+            record=record or {},
+            metrics=metrics or {},
+            optimizer=optimizer,
+            together=together,
+            afterwards=lambda: self._retain(path),
+        )
         self._pending.start()
 
     def wait(self) -> None:
@@ -148,6 +147,7 @@ class Manager:
 
     def checkpoints(self) -> list[Checkpoint]:
         """Those that are complete by their manifests, the oldest first; whether files are damaged is not looked at."""
+        self.wait()
         return _restore.listed(self.folder)
 
     def restore(
@@ -173,7 +173,7 @@ class Manager:
         _OPEN.add(self)
         for number in left if jax.process_index() == 0 else ():
             text = f"removed checkpoint {number} of {self.folder}, whose save was not finished"
-            warnings.warn(CheckpointWarning(text), stacklevel=3)
+            warn(text, CheckpointWarning)
 
     def _take(self) -> str:
         try:
@@ -184,93 +184,18 @@ class Manager:
         except OSError as error:
             raise _errors.explained(error, "a folder to save checkpoints in", self.folder) from error
 
-    def _retain(self, newest: int) -> None:
-        """Deletes what is neither among the newest nor among the best."""
+    def _retain(self, newest: Path) -> None:
+        """Deletes what is neither among the newest nor among the best; what is known as damaged does not count."""
         if self.keep is None:
             return
-        there = self.checkpoints()
+        there = [each for each in _restore.listed(self.folder) if each.path not in _restore.DAMAGED]
         sign = 1 if self.best_mode == "min" else -1
         rated = [each for each in there if not math.isnan(each.metrics.get(self.best, math.nan))]
         rated.sort(key=lambda each: (sign * each.metrics[self.best], -each.number))
-        stay = {newest} | {each.number for each in there[-self.keep :] + rated[: self.keep_best]}
+        stay = {newest} | {each.path for each in there[-self.keep :] + rated[: self.keep_best]}
         for checkpoint in there:
-            if checkpoint.number not in stay:
+            if checkpoint.path not in stay:
                 _folder.remove(checkpoint.path)
-
-
-class _Save(threading.Thread):
-    """One save: what has to be done at once when it is made, the rest when it is started."""
-
-    def __init__(self, manager: Manager, state: Any, number: int, record: dict, metrics: dict, optimizer: Any):
-        super().__init__(name=f"jaxmem-save-{number}")
-        from jaxmem.checkpoint import _orbax  # a second to load, which who only imports jaxmem does not pay
-
-        self.error: CheckpointError | None = None
-        self._manager, self._number = manager, number
-        self._path = manager.folder / str(number)
-        self._wanted = f"to save checkpoint {number}"
-        self._together = Together(f"{manager._name}/save/{next(manager._saves)}")
-        leaves = named_leaves(state)
-        arrays = {name: storable(leaf, name) for name, leaf in leaves.items()}
-        self._checkpoint = Checkpoint(
-            number=number,
-            path=self._path,
-            leaves={name: described(leaf, name) for name, leaf in leaves.items()},
-            mid_window=window_facts(state, optimizer),
-            record=_json(record),
-            metrics={name: float(value) for name, value in metrics.items()},
-            versions={name: version(name) or "" for name in _manifest.PACKAGES} | {"python": platform.python_version()},
-            processes=self._together.processes,
-        )
-        arrays = {name: array for name, array in arrays.items() if array.size}  # Orbax writes none without elements
-        self._quiet, self._orbax = _orbax.quiet, None
-        try:
-            self._together.first_does(self._make_folder)
-            if arrays:
-                with self._quiet():
-                    self._orbax = _orbax.start_saving(self._path / _folder.STATE, arrays, self._together)
-        except Exception as error:
-            if _errors.is_device_memory(error):
-                raise
-            raise self._failed(error) from error
-        finally:
-            del leaves, arrays, state
-
-    def run(self) -> None:
-        try:
-            self._finish()
-        except Exception as error:
-            self.error = self._failed(error)
-
-    def _finish(self) -> None:
-        if self._orbax is not None:
-            with self._quiet(), contextlib.closing(self._orbax):
-                self._orbax.wait_until_finished()
-        together, state = self._together, self._path / _folder.STATE
-        names = json.loads(together.first_does(lambda: json.dumps(_files.names_below(state))))
-        mine = _files.digests(state, names[together.process :: together.processes])
-        said = together.gather(json.dumps(mine))
-        files = {f"{_folder.STATE}/{name}": tuple(told) for text in said for name, told in json.loads(text).items()}
-        together.first_does(lambda: _manifest.write(dataclasses.replace(self._checkpoint, files=files)))
-        _LOG.info("checkpoint %d is complete", self._number)
-        self._wanted = "to delete older checkpoints"
-        together.first_does(lambda: self._manager._retain(self._number))
-
-    def _make_folder(self) -> None:
-        aside = _folder.make_room(self._path, _restore.verify_alone)
-        if aside:
-            text = f"checkpoint {self._number} of {self._path.parent} is damaged, and was moved to {aside.name}"
-            warnings.warn(CheckpointWarning(text), stacklevel=6)
-        self._path.mkdir()
-
-    def _failed(self, error: Exception) -> CheckpointError:
-        """What to tell; leftovers are removed, and other processes told."""
-        meant = _errors.explained(error, self._wanted, self._path.parent)
-        self._together.fail(meant)
-        if self._together.first and not _folder.has_manifest(self._path):
-            with contextlib.suppress(OSError):  # then the next run removes it
-                _folder.remove(self._path)
-        return meant
 
 
 def save(
@@ -312,7 +237,7 @@ def _finish_all() -> None:
         try:
             manager.wait()
         except CheckpointError as error:
-            warnings.warn(CheckpointWarning(str(error)), stacklevel=1)
+            print(f"jaxmem: {error}", file=sys.stderr)
 
 
 _compat.before_threads_end(_finish_all)
@@ -332,13 +257,3 @@ def _number(state: Any, number: Any) -> int:
             do="Pass number=, such as the count of steps so far.",
         )
     return found
-
-
-def _json(record: dict) -> dict:
-    """A record as it will be read; not the caller's own, which may change while it is written."""
-    try:
-        return json.loads(json.dumps(record))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            wanted="a record that is JSON", got=str(error), do="Use numbers, texts, lists and dicts with texts as keys."
-        ) from error

@@ -1,6 +1,7 @@
 """`match`: where each leaf of a tree is in a checkpoint, or what does not fit, by name, before anything is read."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem._shown import Brief
-from jaxmem.checkpoint._causes import Differences, likely_cause
+from jaxmem.checkpoint._causes import OPTIMIZER, Differences, is_below, likely_cause
 from jaxmem.checkpoint._leaves import Leaf, described, is_number, named_leaves
 from jaxmem.checkpoint._windows import migrate
 from jaxmem.errors import CheckpointError, CheckpointMismatchError
@@ -69,12 +70,12 @@ def match(
     >>> match(saved, {"w": jnp.ones(4), "b": jnp.zeros(())}, where="runs/40")
     Traceback (most recent call last):
     jaxmem.errors.CheckpointMismatchError: Wanted in runs/40 the 2 leaves of the tree to restore; got 1 leaf of \
-another shape: w, float32[3] instead of float32[4]. Make the tree with the model, optimizer and config that the \
+another shape: w float32[3] instead of float32[4]. Make the tree with the model, optimizer and config that the \
 checkpoint was saved with.
     """
     trees = named_leaves(like)
     wanted = {name: described(leaf, name) for name, leaf in trees.items()}
-    may_cast = _matched(cast, [name for name in wanted if _kind(wanted[name]) in ("float", "complex")])
+    may_cast = _matched(cast, [name for name, leaf in wanted.items() if _kind(leaf.dtype) in ("float", "complex")])
     moved = migrate(saved, wanted, mid_window or {}, optimizer)
     sources = {name: moved.moved.get(name, name) for name in wanted if name not in moved.zeros}
 
@@ -86,7 +87,7 @@ checkpoint was saved with.
         raise CheckpointMismatchError(
             wanted=f"in {where} the {_leaves(len(wanted))} of the tree to restore",
             got=_told(found),
-            do=likely_cause(found, len(wanted)),
+            do=likely_cause(found, len(wanted) - len(found.missing) - len(found.shapes)),
         )
     if moved.refused:
         of, got, do = moved.refused
@@ -116,18 +117,19 @@ def _differences(
             found.keys[name] = have, want
         elif have.shape != want.shape:
             found.shapes[name] = have, want
-        elif have.dtype != want.dtype and not (_kind(have) == _kind(want) and may_differ(name)):
+        elif have.dtype != want.dtype and not (_kind(have.dtype) == _kind(want.dtype) and may_differ(name)):
             found.dtypes[name] = have, want
-            if _kind(have) == _kind(want) in ("float", "complex"):
+            if _kind(have.dtype) == _kind(want.dtype) in ("float", "complex"):
                 found.castable.add(name)
     read = {*sources.values(), *dropped}
     found.unwanted.update({name: leaf for name, leaf in saved.items() if name not in read})
     return found
 
 
-def _kind(leaf: Leaf) -> str:
+@functools.cache
+def _kind(dtype: str) -> str:
     kinds = {"complex": jnp.complexfloating, "float": jnp.floating, "int": jnp.integer}
-    return next((kind for kind, of in kinds.items() if jnp.issubdtype(jnp.dtype(leaf.dtype), of)), "bool")
+    return next((kind for kind, of in kinds.items() if jnp.issubdtype(jnp.dtype(dtype), of)), "bool")
 
 
 def _matched(cast: str | Sequence[str], names: list[str]) -> set[str]:
@@ -157,17 +159,18 @@ def _matched(cast: str | Sequence[str], names: list[str]) -> set[str]:
 def _told(found: Differences) -> str:
     """What does not fit: a few of each kind by name, the rest counted."""
     groups = {
-        "that it lacks": [f"{name}, {leaf}" for name, leaf in found.missing.items()],
-        "that the tree lacks": [f"{name}, {leaf}" for name, leaf in found.unwanted.items()],
+        "that it lacks": {name: str(leaf) for name, leaf in found.missing.items()},
+        "that the tree lacks": {name: str(leaf) for name, leaf in found.unwanted.items()},
     }
     for kind, pairs in {"shape": found.shapes, "dtype": found.dtypes, "key implementation": found.keys}.items():
-        groups[f"of another {kind}"] = [f"{name}, {have} instead of {want}" for name, (have, want) in pairs.items()]
-    return "; ".join(
-        f"{_leaves(len(told))} {kind}: {'; '.join(told[:_NAMED])}"
-        + (f"; and {len(told) - _NAMED} more" if len(told) > _NAMED else "")
-        for kind, told in groups.items()
-        if told
-    )
+        groups[f"of another {kind}"] = {name: f"{have} instead of {want}" for name, (have, want) in pairs.items()}
+    return "; ".join(f"{_leaves(len(told))} {kind}: {_some(told)}" for kind, told in groups.items() if told)
+
+
+def _some(told: Mapping[str, str]) -> str:
+    names = sorted(told, key=lambda name: is_below(name, OPTIMIZER))  # parameters say more than their moments
+    more = [f"and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return ", ".join([*(f"{name} {told[name]}" for name in names[:_NAMED]), *more])
 
 
 def _leaves(number: int) -> str:

@@ -4,11 +4,11 @@ import dataclasses
 import itertools
 import json
 import logging
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxmem._blame import warn
 from jaxmem._units import format_bytes
 from jaxmem.checkpoint import _errors, _files, _folder, _manifest
 from jaxmem.checkpoint._manifest import Checkpoint
@@ -19,6 +19,8 @@ from jaxmem.errors import CheckpointError, CheckpointWarning, DamagedCheckpointE
 _LOG = logging.getLogger(__name__)
 _COUNT = itertools.count()  # the same in all processes, which ask in the same order
 _MOST_NAMED = 3
+DAMAGED: set[Path] = set()
+"""Checkpoints that this process has found damaged."""
 
 
 def absolute(folder: str | Path) -> Path:
@@ -51,7 +53,7 @@ def latest(folder: str | Path) -> Checkpoint | None:
         except DamagedCheckpointError as error:
             if together.first:
                 text = f"passed over checkpoint {number} of {folder}: {error.got}"
-                warnings.warn(CheckpointWarning(text), stacklevel=3)
+                warn(text, CheckpointWarning)
     return None
 
 
@@ -126,9 +128,10 @@ def restore(
         with _orbax.quiet():
             return _read.read(checkpoint.path / _folder.STATE, reading, like)
     except Exception as error:
-        if _errors.is_device_memory(error):
+        told = _errors.unreadable(error, checkpoint.path, checkpoint.versions.get("orbax-checkpoint"))
+        if told is None or _errors.is_device_memory(error):
             raise
-        raise _errors.unreadable(error, checkpoint.path, checkpoint.versions.get("orbax-checkpoint")) from error
+        raise told from error
 
 
 def _chosen(where: str | Path | Checkpoint, number: int | None) -> Checkpoint:
@@ -150,8 +153,7 @@ def _chosen(where: str | Path | Checkpoint, number: int | None) -> Checkpoint:
 def _candidates(folder: Path) -> list[tuple[int, bool]]:
     """(number, whether it has a manifest) of what lies in a folder, without what is being written."""
     try:
-        if folder.exists() and not folder.is_dir():
-            _folder.check(folder)
+        _folder.check(folder)
         there = [(number, _folder.has_manifest(folder / str(number))) for number in _folder.numbers(folder)]
     except OSError as error:
         raise _errors.explained(error, "a folder with checkpoints", folder) from error
@@ -176,6 +178,7 @@ def _verified(checkpoint: Checkpoint, together: Together) -> Checkpoint:
 
 def _raise_faults(path: Path, found: list[str]) -> None:
     if found:
+        DAMAGED.add(path)
         raise _damaged(path, found)
 
 

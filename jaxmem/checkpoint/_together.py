@@ -63,6 +63,11 @@ class Together:
         """`gather` as Orbax calls it, so that a failure elsewhere ends its wait."""
         self.gather(key=key.replace("/", ":"), seconds=timeout_ms / 1000)
 
+    def forget(self, name: str) -> None:
+        """Removes what was said in a conversation that all processes have left."""
+        if self.processes > 1 and self.first:
+            _compat.coordinator().key_value_delete(f"jaxmem/{name}/")
+
     def fail(self, error: CheckpointError) -> None:
         """Tells those who wait, or will, that this process has failed."""
         if self.processes > 1:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxmem import _compat
 from jaxmem.checkpoint._leaves import Leaf, named_leaves
 
 _INNER = "inner_opt_state"
@@ -42,7 +43,7 @@ def window_facts(tree: Any, optimizer: Any = None) -> dict[str, dict[str, int]]:
 
     Args:
       tree: that is saved.
-      optimizer: the one whose state is in it, made by `multi_steps`; it tells `every`.
+      optimizer: the one whose state is in it, made by `multi_steps` or `optax.MultiSteps`; it tells `every`.
 
     >>> import jax.numpy as jnp, optax
     >>> state = optax.MultiSteps(optax.sgd(0.1), 4).init(jnp.ones(3))
@@ -179,7 +180,8 @@ def _kind(names: Mapping[str, Any], path: str) -> str:
 
 
 def _every(optimizer: Any, fact: Mapping[str, int]) -> int | None:
-    every = getattr(getattr(getattr(optimizer, "update", None), "__self__", None), "every", None)
+    own = getattr(getattr(optimizer, "update", None), "__self__", None)  # ours, or an optax.MultiSteps
+    every = getattr(own, "every", None) or _compat.every_of_optax(own)
     if callable(every):
         every = every(np.int32(fact["gradient_step"])) if "gradient_step" in fact else None
     return None if every is None else int(np.asarray(every))

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 
 from jaxmem._blame import paragraph
-from jaxmem.errors import MemoryWarning, RematWarning, SettingWarning
+from jaxmem.errors import CheckpointWarning, MemoryWarning, RematWarning, SettingWarning
 
 
 @contextlib.contextmanager
@@ -18,7 +18,7 @@ def plain_warnings() -> Iterator[None]:
     ...     warnings.warn("Two blocks save nothing.", RematWarning)
     jaxmem: warning: Two blocks save nothing.
     """
-    own = (MemoryWarning, RematWarning, SettingWarning)
+    own = (CheckpointWarning, MemoryWarning, RematWarning, SettingWarning)
     with warnings.catch_warnings():
         as_ever, seen = warnings.showwarning, set()
 

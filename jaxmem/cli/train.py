@@ -78,7 +78,7 @@ def train(
         typer.Option(
             "--cast",
             metavar="PATTERN",
-            help="Arrays that may be restored in another dtype than they were saved in, such as opt_state/*; several "
+            help="Arrays that may be restored in another dtype than they were saved in, such as opt_state; several "
             "separated by commas.",
         ),
     ] = None,
@@ -99,16 +99,17 @@ def train(
         same = {"--steps": steps, "--seed": seed, "--log-every": log_every, "--save-every": save_every, "--cast": cast}
         agree_on_command(file, {**same, "--set": settings, "--checkpoint-dir": checkpoint_dir})
         from jaxmem.cli._load import load_workload
-        from jaxmem.train import make_train_step
         from jaxmem.train._loop import SAVE_EVERY, run_loop
-        from jaxmem.train._loop_checkpoint import manager_of
+        from jaxmem.train._loop_checkpoint import manager_of, newest_record
+        from jaxmem.train._record import resumed_step
 
         chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
-        manager = None if checkpoint_dir is None else manager_of(checkpoint_dir, **({"keep": keep} if keep else {}))
         with stages(f"loading {file}"):
             workload = load_workload(file, settings=settings or ())
             data = training_data(workload)
-            step = make_train_step(workload, chosen)
+            # Before the step is compiled under a budget: a folder that cannot be used is said now.
+            manager = None if checkpoint_dir is None else manager_of(checkpoint_dir, **({"keep": keep} if keep else {}))
+            step = resumed_step({} if manager is None else newest_record(manager), workload, chosen)
         say_where(step, checkpoint_dir)
         with manager or contextlib.nullcontext():
             result = run_loop(

@@ -66,6 +66,7 @@ def report_view(report: MemoryReport) -> dict[str, Any]:
         "bar": segments(report, scale),
         "modelled": bool(report.by_kind) and report.buffer_provenance == "modelled",
         "facts": facts(report),
+        "phases": other_phases(report),
     }
 
 
@@ -84,6 +85,13 @@ def segments(report: MemoryReport, scale: int) -> list[Segment]:
         for kind in in_order(sizes)
         if sizes[kind] > 0
     ]
+
+
+def other_phases(report: MemoryReport) -> list[tuple[str, str]]:
+    """("init 2.1 GiB*", how that is told) and the like, of each phase of a run but the steps; a star is "modelled"."""
+    others = [phase for phase in report.phases if phase.name != "step"]
+    star = {"modelled": "*"}
+    return [(f"{p.name} {format_bytes(p.peak_bytes)}{star.get(p.provenance, '')}", p.how) for p in others]
 
 
 class Number(NamedTuple):

@@ -23,6 +23,7 @@ def render_diff(found: Diff) -> Group:
         (each.headings["diff"], getattr(before, each.name), getattr(after, each.name))
         for each in columns(type(after), "diff")
     ]
+    totals += _phases(before, after)
     layers = [(c.name or "(in no layer)", c.before_bytes, c.after_bytes) for c in found.layers[:_SHOWN]]
     parts = [
         Text.assemble((f"{_printable(before.name)} → {_printable(after.name)}", "bold"), f" - {_where(found)}\n"),
@@ -42,6 +43,13 @@ def render_diff(found: Diff) -> Group:
         parts.append(Text("\nNo layer and no buffer changed."))
     parts.append(Text(f"\nfits: {' → '.join(dict.fromkeys((before.fits, after.fits)))}"))
     return Group(*parts, *(Text(f"! {note}", style="yellow") for note in _notes(before, after)))
+
+
+def _phases(before: MemoryReport, after: MemoryReport) -> list[tuple[str, int | None, int | None]]:
+    """The phases of a run, but the steps, whose peaks differ."""
+    sides = [{p.name: p.peak_bytes for p in report.phases if p.name != "step"} for report in (before, after)]
+    names = [name for name in sides[0] if name in sides[1]]
+    return [(name, sides[0][name], sides[1][name]) for name in names if sides[0][name] != sides[1][name]]
 
 
 def _set(changes: Sequence[SettingChange]) -> list:

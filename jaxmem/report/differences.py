@@ -82,7 +82,11 @@ class Diff(JsonRecord):
         sides = {"before": self.before, "after": self.after}
         parts = {"kinds": self.kinds, "names": self.names, "layers": self.layers, "buffers": self.buffers}
         return {
-            **{name: {field: getattr(report, field) for field in _SIDE} for name, report in sides.items()},
+            **{
+                name: {field: getattr(report, field) for field in _SIDE}
+                | {"phases": {phase.name: phase.peak_bytes for phase in report.phases}}
+                for name, report in sides.items()
+            },
             "settings": [dataclasses.asdict(change) for change in self.settings],
             **{
                 name: [{**dataclasses.asdict(change), "change_bytes": change.change_bytes} for change in changes]

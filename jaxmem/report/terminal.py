@@ -12,7 +12,7 @@ from rich.text import Text
 from jaxmem._display import columns
 from jaxmem._units import format_bytes, format_share
 from jaxmem.analysis import Comparison, MemoryReport
-from jaxmem.report._views import label, numbers, said_of
+from jaxmem.report._views import label, numbers, other_phases, said_of
 
 _BAR, _SHOWN_SHARE, _LARGEST, _FINDINGS = 30, 0.005, 8, 5
 _INDENT = 12  # characters, at most, of what continues a row
@@ -87,6 +87,7 @@ def render_report(report: MemoryReport) -> Group:
         *_findings(report),
         Text(),
         verdict,
+        *_phases(report),
         *_notes([report]),
     )
 
@@ -188,6 +189,11 @@ def _findings(report: MemoryReport) -> list:
     more = len(report.findings) - _FINDINGS
     rest = [Text(f"and {more} more: --json or --html shows them", style="dim")] if more > 0 else []
     return [Text("\nwhat costs bytes", style="bold"), made, *rest]
+
+
+def _phases(report: MemoryReport) -> list[Text]:
+    told = [text for text, _ in other_phases(report)]
+    return [Text(f"besides the steps: {', '.join(told)}")] if told else []
 
 
 def _title(text: str, rows: Sequence[MemoryReport]) -> Text:

@@ -14,18 +14,16 @@ from jaxmem.remat.auto import (
     Assignment,
     Measured,
     Problem,
-    Rates,
     ResidualPlan,
     Trial,
-    build_problem,
     fit,
     in_the_way,
     within_share,
 )
-from jaxmem.targets import Target, on_target, resolve_target
+from jaxmem.targets import Target, resolve_target
+from jaxmem.train._decision import decided_by_one, step_problem
 from jaxmem.train._peaks import Peaks
 from jaxmem.train._program import TargetProgram, content, trace_for
-from jaxmem.train._reduction import reduction
 from jaxmem.train._report import compiled_peak, keep_compiled
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._update import abstract_arguments
@@ -41,29 +39,22 @@ class Trials:
     Args:
       problem: the step's blocks.
       made: what was compiled, or remembered, for any of them.
+      programs: the content of the step's program by the choice, as of `_same`.
     """
 
     problem: Problem
     made: list[Trial] = dataclasses.field(default_factory=list)
+    programs: dict[tuple, str] = dataclasses.field(default_factory=dict)
 
     def allowed(self, offload: bool) -> list[Trial]:
         """The trials of choices that need no host memory, where there shall be none."""
         return [trial for trial in self.made if offload or not trial.assignment.host_bytes]
 
 
-def step_problem(spec: StepSpec, target: Target) -> Problem:
-    """The blocks of the loss of one micro-batch, without remat, differentiated as the step does.
-
-    What a device keeps of them is its share of the batch's rows.
-    """
-    plain = spec.without_remat()
-    with on_target(target), plain.entered():
-        arguments, shards = plain.loss_arguments(), reduction(plain).shards
-        return build_problem(plain.whole_loss, arguments, {}, Rates.of(target), argnums=(0,), shards=shards)
-
-
 def spend(spec: StepSpec, target: str | Target | None) -> StepSpec:
     """A spec with its remat budget spent: a share of the residuals by the model, bytes by the compiled peak.
+
+    Among several processes one solves.
 
     Raises:
       BudgetInfeasible: naming the smallest peak reached.
@@ -72,10 +63,15 @@ def spend(spec: StepSpec, target: str | Target | None) -> StepSpec:
     if budget is None:
         return spec
     resolved = resolve_target(target)
-    problem = step_problem(spec, resolved)
-    if budget.share is not None:
-        return spec.with_decision(ResidualPlan(problem=problem, assignment=within_share(problem, budget.share)))
-    return spend_bytes(spec, budget.bytes or 0, resolved, Trials(problem))
+
+    def solved() -> StepSpec:
+        problem = step_problem(spec, resolved)
+        if budget.share is None:
+            return spend_bytes(spec, budget.bytes or 0, resolved, Trials(problem))
+        assignment = within_share(problem, budget.share)
+        return spec.with_decision(ResidualPlan(problem=problem, assignment=assignment, target=resolved.name))
+
+    return decided_by_one(spec, resolved, solved)
 
 
 def spend_bytes(
@@ -131,7 +127,7 @@ class _Compiler:
     def __init__(self, spec: StepSpec, limit_bytes: int, target: Target, trials: Trials):
         self.spec, self.limit_bytes, self.target, self.trials = spec, limit_bytes, target, trials
         self.peaks, self.remembers = Peaks.on_disk(), True
-        self.candidates: dict[tuple, tuple[StepSpec, TargetProgram, jax.stages.Lowered, str]] = {}
+        self.candidates: dict[tuple, tuple[StepSpec, TargetProgram, jax.stages.Lowered]] = {}
         self.compiles = 0
         self.refusal: Exception | None = None
 
@@ -145,7 +141,8 @@ class _Compiler:
         """The peak of a choice, compiled `anew` or not; over every budget where JAX or the compiler refuses it."""
         try:
             with whole_tracebacks():
-                spec, traced, lowered, key = self._candidate(assignment)
+                spec, traced, lowered = self._candidate(assignment)
+                key = self.trials.programs[_same(assignment)]
                 own = self.peaks.own(key)
                 found = own or (self.peaks.get(key) if self.remembers else None)
                 if found is not None and not anew:
@@ -166,14 +163,15 @@ class _Compiler:
         peaks = [trial.peak_bytes for trial in self.trials.made if trial.peak_bytes < REFUSED]
         return len(self.trials.made) + 1, f", smallest peak so far {format_bytes(min(peaks))}" if peaks else ""
 
-    def _candidate(self, assignment: Assignment) -> tuple[StepSpec, TargetProgram, jax.stages.Lowered, str]:
-        """The step of a choice, traced and lowered once, and the content of its program."""
+    def _candidate(self, assignment: Assignment) -> tuple[StepSpec, TargetProgram, jax.stages.Lowered]:
+        """The step of a choice, traced and lowered once; the content of its program goes to the trials."""
         at = _same(assignment)
         if at not in self.candidates:
             spec = self.spec.with_decision(ResidualPlan(problem=self.trials.problem, assignment=assignment))
             traced = trace_for(spec, self.target)
             lowered = traced.lower()
-            self.candidates[at] = spec, traced, lowered, content(spec, lowered, traced.target)
+            self.trials.programs[at] = content(spec, lowered, traced.target)
+            self.candidates[at] = spec, traced, lowered
         return self.candidates[at]
 
     def confirms(self, trial: Trial) -> bool:
@@ -195,6 +193,8 @@ class _Compiler:
             assignment=trial.assignment,
             peak_bytes=trial.peak_bytes,
             compiles=self.compiles,
+            target=self.target.name,
+            program=self.trials.programs[_same(trial.assignment)],
         )
         spec = self.spec.with_decision(decision)
         if _same(trial.assignment) in self.candidates:

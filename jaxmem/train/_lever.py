@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from jaxmem.analysis import PhaseNeed
 from jaxmem.errors import MetricError
 from jaxmem.targets import Target
 from jaxmem.train._spec import StepSpec
@@ -24,11 +25,13 @@ class Told:
       notes: sentences for the report's warnings.
       news: sentences on what was done, and is as it should be.
       fields: of `analysis.Program`, by name.
+      phases: what other phases of a run, that only the lever brings, need beside the state.
     """
 
     notes: tuple[str, ...] = ()
     news: tuple[str, ...] = ()
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    phases: tuple[PhaseNeed, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ def train_loop(
     *,
     checkpoint: Any = None,
     save_every: int = SAVE_EVERY,
-    cast: Sequence[str] = (),
+    cast: str | Sequence[str] = (),
     log_every: int = 10,
     metrics_path: str | None = None,
     progress: bool = True,
@@ -97,7 +97,7 @@ def train_loop(
       num_steps: how many windows to train in this call; with a `checkpoint`, in all.
       checkpoint: a folder, or a `jaxmem.checkpoint.Manager`, which stays open. None saves nothing.
       save_every: windows between two saves. A save makes the loop wait while arrays are copied from the device.
-      cast: names of leaves that may be restored in another dtype than they were saved in, as of `Manager.restore`.
+      cast: what may be restored in another dtype than it was saved in, such as "opt_state"; of `Manager.restore`.
       log_every: windows between two readings of metrics.
       metrics_path: file for one JSON line a reading: step, window, loss, every metric, seconds since
         the loop began, and the memory of a `TrainStep` as `LoopMemory.to_dict()`. An infinite metric is written as
@@ -123,6 +123,15 @@ def train_loop(
     >>> state = train_loop(step, step.init(), lambda window: jnp.ones((4, 2)), 3)
     >>> int(state.window)
     3
+
+    The second call goes on where the first one ended:
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for total in (3, 5):
+    ...         state = train_loop(step, step.init, lambda window: jnp.ones((4, 2)), total, checkpoint=folder)
+    >>> int(state.window)
+    5
     """
     return run_loop(
         step,
@@ -167,12 +176,14 @@ def run_loop(
     _check_counts(num_steps=num_steps, log_every=log_every, max_skipped=max_skipped, save_every=save_every)
     _check_step(step, state)
     check_data(data)
+    saving = checkpoint is not None
     with failing_together(), Checkpoints(checkpoint, step, every=save_every, cast=cast, shown=progress) as saves:
         check_same_step(step)
         state = saves.start(state)
+        step = saves.step
         _check_state(step, state, max_skipped)
         first = int(state.window)
-        begin = first if checkpoint is None else 0  # what num_steps counts from
+        begin = 0 if saving else first  # what num_steps counts from
         end = begin + num_steps
         if first >= end:
             say(f"{first} windows are trained already, of {num_steps}: nothing to do")
@@ -200,7 +211,7 @@ def run_loop(
                 for window, batch in enumerate(batches, start=first):
                     if window == first:
                         check_same_batch(step, batch)
-                        readings.watch = Watch.of(step, state, batch, in_flight=WINDOWS_IN_FLIGHT)
+                        readings.watch = Watch.of(step, state, batch, in_flight=WINDOWS_IN_FLIGHT, saves=saving)
                     state, metrics = step(state, batch)
                     bar.advance()
                     if window + 1 == end:
@@ -223,7 +234,6 @@ def run_loop(
                     stopped = windows.ended(window)
                 if window >= first:
                     record = readings.take(window, state, metrics, last=True)
-                    bar.saving()
                     saves.save(window, state, batches, record)
                 elif not resumed:
                     raise WorkloadError(

@@ -1,6 +1,7 @@
 """What a training loop restores and saves, and what it says of that."""
 
 import contextlib
+import importlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from jaxmem._status import stages
 from jaxmem.errors import CheckpointError, JaxmemError
 from jaxmem.train._loop_data import Batches
 from jaxmem.train._loop_io import say
-from jaxmem.train._record import changes, record_of
+from jaxmem.train._record import changes, record_of, step_of
 
 if TYPE_CHECKING:
     from jaxmem.checkpoint import Checkpoint
@@ -29,16 +30,16 @@ class Checkpoints:
 
     Args:
       checkpoint: a Manager, or a folder.
-      step: what trains.
+      step: what trains; after `start` with the remat decision of what was restored.
       every: windows between two saves.
       cast: of `Manager.restore`.
       shown: whether to show what takes long.
     """
 
-    def __init__(self, checkpoint: Any, step: Any, *, every: int, cast: Sequence[str] = (), shown: bool = True):
+    def __init__(self, checkpoint: Any, step: Any, *, every: int, cast: str | Sequence[str] = (), shown: bool = True):
         self._manager = None if checkpoint is None else manager_of(checkpoint)
         self._is_ours = self._manager is not checkpoint
-        self._step, self._every, self._cast, self._shown = step, every, cast, shown
+        self.step, self._every, self._cast, self._shown = step, every, cast, shown
         self._stack = contextlib.ExitStack()
         self._saved = 0
         self.restored: Checkpoint | None = None
@@ -71,22 +72,26 @@ class Checkpoints:
           state: a state, whose arrays are deleted where one is restored; a function that makes one; None for the
             step's `init`.
         """
-        make = _maker(self._step, state)
+        make = _maker(self.step, state)
         with self._stages("looking for checkpoints" if self._manager else "initialising") as stage:
-            found = self._manager.latest() if self._manager else None
+            found = None
+            if self._manager is not None:
+                importlib.import_module("orbax.checkpoint")  # in the first save its time and memory would be training's
+                found = self._manager.latest()
             if found is None or self._manager is None:
                 stage("initialising")
                 return state if make is None else make()
             stage(f"restoring {found.path}")
-            if hasattr(self._step, "abstract_arguments"):
-                like = self._step
+            self.step = step_of(found.record, self.step)
+            if hasattr(self.step, "abstract_arguments"):
+                like = self.step
             else:
                 like = jax.tree.map(_described, state) if make is None else jax.eval_shape(make)
             if make is None:
                 _delete(state)
             restored = self._manager.restore(like, found, cast=self._cast)
         self.restored, self._saved = found, found.number
-        different = changes(found.record, found.versions, self._step)
+        different = changes(found.record, found.versions, self.step)
         say(f"resumed at window {found.number} from {found.path}" + (f" ({', '.join(different)})" * bool(different)))
         return restored
 
@@ -105,9 +110,9 @@ class Checkpoints:
             return
         numbers = {name: x for name, x in metrics.items() if isinstance(x, float) and math.isfinite(x)}
         numbers.pop("seconds", None)
-        record = record_of(self._step, batches.position())
+        record = record_of(self.step, batches.position())
         self._saved = window + 1
-        optimizer = getattr(getattr(self._step, "workload", None), "optimizer", None)
+        optimizer = getattr(getattr(self.step, "workload", None), "optimizer", None)
         self._manager.save(state, number=self._saved, record=record, metrics=numbers, optimizer=optimizer)
 
     def finish(self) -> "Checkpoint | None":
@@ -160,6 +165,12 @@ def manager_of(checkpoint: Any, **options) -> Any:
     from jaxmem.checkpoint import Manager  # brings Orbax, whose import takes long
 
     return Manager(checkpoint, **options)
+
+
+def newest_record(manager: Any) -> Mapping[str, Any]:
+    """The record of a Manager's newest checkpoint, which is not verified; empty where there is none."""
+    newest = max(manager.checkpoints(), key=lambda checkpoint: checkpoint.number, default=None)
+    return {} if newest is None else newest.record
 
 
 def _maker(step: Any, state: Any) -> Callable[[], Any] | None:

@@ -190,6 +190,8 @@ class Progress:
 
     def __exit__(self, *_):
         if self._bar is not None:
+            if self._advanced > self._before:
+                self._bar.update(self._task, description="training")
             self._bar.stop()
 
     def advance(self):

@@ -11,9 +11,9 @@ from jaxmem.analysis import check_compiled
 from jaxmem.targets import Target, compile_lowered, on_target, place, refusing_options, resolve_target
 from jaxmem.train._mistakes import blaming
 from jaxmem.train._peaks import versions
-from jaxmem.train._spec import StepSpec, once
+from jaxmem.train._spec import StepSpec, like_given, once
 from jaxmem.train._state import TrainState
-from jaxmem.train._update import abstract_arguments, abstract_state, make_update
+from jaxmem.train._update import abstract_arguments, abstract_state, make_update, new_state
 
 
 @once
@@ -27,6 +27,15 @@ def jitted(spec: StepSpec) -> Callable:
 def _jitted_elsewhere(spec: StepSpec) -> Callable:
     """The same for other machines, without this one's options."""
     return jax.jit(make_update(spec), donate_argnums=0)
+
+
+def jitted_init(spec: StepSpec, places: Any) -> Any:
+    """`init(given, rng) -> state`: inside jit, so that what a key creates is allocated once, where it belongs.
+
+    Args:
+      places: shardings of the state; None leaves them to JAX.
+    """
+    return jax.jit(lambda given, rng: new_state(spec, given, rng), out_shardings=places)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,6 +84,17 @@ def trace_for(spec: StepSpec, target: Target) -> TargetProgram:
         traced = function.trace(*placed.args)
     notes = (*placed.notes, *scope.notes)
     return TargetProgram(arguments=arguments, traced=traced, target=placed.target, notes=notes)
+
+
+def lower_init(spec: StepSpec, target: Target) -> jax.stages.Lowered:
+    """What makes the first state, lowered for a target."""
+    given, rng = spec.abstract_given()
+    arguments = abstract_arguments(spec)[0], [like_given(*pair) for pair in zip(given, spec.given(), strict=True)], rng
+    placed = place(arguments, target)
+    state, given, rng = placed.args
+    places = None if spec.layout.around is None else jax.tree.map(lambda leaf: leaf.sharding, state)
+    with on_target(placed.target), blaming(spec), spec.entered():
+        return jitted_init(spec, places).trace(given, rng).lower()
 
 
 def lower(spec: StepSpec, target: str | Target | None) -> jax.stages.Lowered:

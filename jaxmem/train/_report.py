@@ -22,6 +22,7 @@ from jaxmem.train._layout import sharding_of
 from jaxmem.train._loss import partition
 from jaxmem.train._mistakes import blaming
 from jaxmem.train._peaks import Peak
+from jaxmem.train._phases import run_phases
 from jaxmem.train._program import TargetProgram, trace_for
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._update import LEVERS, idle_settings
@@ -59,6 +60,7 @@ def program(spec: StepSpec, name: str, target: Target) -> Program:
         notes=(*notes, *traced.notes),
         news=tuple(news),
         gradients=tuple(map(_local_shape, jax.tree.leaves(trainable))),
+        phases=run_phases(spec, traced, [need for one in said for need in one.phases]),
         settings=_settings(spec, traced.arguments[1], target),
         made=made,
         **fields,
@@ -101,6 +103,9 @@ def compiled_peak(spec: StepSpec, traced: TargetProgram, lowered: jax.stages.Low
       MiscompiledError: the compiler made the step compute wrong numbers, in a way that is known.
     """
     options = spec.compiler_options(target.platform)
+    if target.platform == "gpu" and not target.deviceless and jax.process_count() > 1:
+        # Process 0 compiles this alone; it would wait for ever for what others tune (openxla/xla#28959).
+        options = {**(options or {}), "xla_gpu_shard_autotuning": False}
     known = Program(name="step", lower=lowered, compiler_options=options, refuse_miscompiled=True)
     known = compiled_program(known, target)
     peak, seconds = peak_and_seconds(known, target)

@@ -1,5 +1,6 @@
 """`make_train_step`: a workload and a config become one jitted, donated optimizer step."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -17,7 +18,8 @@ from jaxmem.policy import Policy
 from jaxmem.remat.auto import MAX_COMPILES
 from jaxmem.targets import Target, refusing_options, resolve_target
 from jaxmem.train import _program as programs
-from jaxmem.train._budget import Trials, spend, spend_bytes, step_problem
+from jaxmem.train._budget import Trials, spend, spend_bytes
+from jaxmem.train._decision import decided_by_one, put_back, step_problem
 from jaxmem.train._hosts import check_same_values
 from jaxmem.train._mistakes import blaming
 from jaxmem.train._reduction import Reduction, reduction
@@ -25,7 +27,7 @@ from jaxmem.train._remat import examine, residual_table, solution
 from jaxmem.train._report import report
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._state import TrainState
-from jaxmem.train._update import abstract_arguments, abstract_state, idle_settings, new_state
+from jaxmem.train._update import abstract_arguments, abstract_state, idle_settings
 from jaxmem.workload import Workload, check_key, path_string
 
 
@@ -36,6 +38,7 @@ def make_train_step(
     *,
     mesh: Any = None,
     target: str | Target | None = None,
+    decision: str | None = None,
 ) -> "TrainStep":
     """One optimizer step of a workload: micro-batches, remat and precision as the config says.
 
@@ -48,6 +51,8 @@ def make_train_step(
         If not given, the mesh of the workload's arrays, where they are sharded over one.
       target: name of the chip that `step.lower()`, `.compile()` and `.report()` are for, such as "tpu-v5e:1x1"; None
         for the machine's own. Running the step always means this machine.
+      decision: what a remat budget was spent on before, `step.decision.to_json()`: it is put back exactly, and
+        nothing is solved or compiled.
 
     Under a budget (`remat="auto:6GiB"`) the step is compiled for its target a few times before this returns.
 
@@ -57,6 +62,7 @@ def make_train_step(
       BudgetInfeasible: no choice of residuals keeps the peak within the budget.
       ConfigError: for what this version does not act on. When the step is traced, RematWithoutEffect: a remat
         setting for a loss that declares no `memory` and has nothing that repeats.
+      DecisionError: the decision was made for other blocks; names what differs.
       MeshError: the workload's arrays lie on several meshes, or are sharded over axes that `mesh` lacks.
 
     >>> import jax.numpy as jnp, optax
@@ -70,7 +76,8 @@ def make_train_step(
     spec = StepSpec.of(workload, config_or_plan, mesh)
     if target is not None:
         resolve_target(target)  # an unknown name is said here, and not when the step is first compiled for it
-    step = TrainStep(spend(spec, target), target)
+    decided = spend(spec, target) if decision is None else put_back(spec, target, decision)
+    step = TrainStep(decided, target)
     for message in idle_settings(spec):
         warn(message, SettingWarning)
     return step
@@ -118,11 +125,10 @@ class TrainStep:
         rng = spec.rng if rng is None else rng
         check_key(rng)
         check_same_values({"params": spec.given()[0], "state": spec.given()[1], "rng": rng}, "")
-        # Inside jit, so that what a key creates is allocated once, where it belongs.
         on_mesh = spec.layout.mesh is not None
         places = jax.tree.map(lambda leaf: leaf.sharding, abstract_arguments(spec)[0]) if on_mesh else None
         with blaming(spec), spec.entered(rng):
-            return jax.jit(lambda given, rng: new_state(spec, given, rng), out_shardings=places)(spec.given(), rng)
+            return programs.jitted_init(spec, places)(spec.given(), rng)
 
     @shortening()
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -240,6 +246,17 @@ class TrainStep:
             )
         return solution(self.spec)
 
+    def with_decision(self, text: str) -> "TrainStep":
+        """The step with what a remat budget was spent on before, put back exactly; nothing is solved or compiled.
+
+        Args:
+          text: `step.decision.to_json()` of a step of this model, batch and config.
+
+        Raises:
+          DecisionError: it was made for other blocks; names what differs.
+        """
+        return TrainStep(put_back(dataclasses.replace(self.spec, decision=None), self.target, text), self.target)
+
     def fit_budget(
         self,
         budget_peak_bytes: int | str,
@@ -260,8 +277,11 @@ class TrainStep:
             raise ConfigError(wanted="max_compiles of at least 1", got=repr(max_compiles), do="Leave it out.")
         target = self.target if target is None else target
         resolved, spec = resolve_target(target), self.spec.with_remat(f"auto:{size}B")
-        if resolved not in self._trials:
-            self._trials[resolved] = Trials(step_problem(spec, resolved))
         limits = {"offload": offload, "max_compiles": max_compiles}
-        spec = spend_bytes(spec, size, resolved, self._trials[resolved], **limits)
-        return TrainStep(spec, target, self._trials)
+
+        def solved() -> StepSpec:
+            if resolved not in self._trials:
+                self._trials[resolved] = Trials(step_problem(spec, resolved))
+            return spend_bytes(spec, size, resolved, self._trials[resolved], **limits)
+
+        return TrainStep(decided_by_one(spec, resolved, solved), target, self._trials)

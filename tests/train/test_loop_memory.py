@@ -15,7 +15,7 @@ from jaxmem.errors import MemoryWarning
 from jaxmem.targets import _device_memory
 from jaxmem.train import TrainStep, _loop
 from jaxmem.train._loop import WINDOWS_IN_FLIGHT, run_loop
-from jaxmem.train._loop_memory import Watch
+from jaxmem.train._loop_memory import RESIDENT_SLACK_BYTES, LoopMemory, Watch
 
 ROWS = 64
 OTHERS = 10**6  # bytes in use of neither state nor batch
@@ -127,6 +127,23 @@ def test_a_process_grows_by_what_was_compiled_and_what_the_data_keeps_is_a_warni
     assert not honest["at_most"] and 0.9 < honest["measured_bytes"] / honest["predicted_bytes"] < 2
     (warned,) = hoarding["warned"]
     assert hoarding["measured_bytes"] > honest["measured_bytes"] + 2**27 and "Arrays that the data" in warned
+
+
+def test_a_save_holds_memory_of_the_process_and_none_of_a_device(step, monkeypatch):
+    state, batch = step.init(), jnp.ones((ROWS, 32))
+    state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+
+    def saving_bytes(**options):
+        return Watch.of(step, state, batch, in_flight=1, **options)._saving_bytes
+
+    assert (saving_bytes(), saving_bytes(saves=True)) == (0, 3 * state_bytes)
+    monkeypatch.setattr(_device_memory, "memory_stats", lambda _: Device(OTHERS).stats)
+    assert saving_bytes(saves=True) == 0
+    told = {"device": "this process", "measured_by": "resident memory", "before_bytes": 0, "at_most": False}
+    sizes = {"predicted_bytes": 100, "saving_bytes": 2**30, "peak_bytes": 0}
+    most = 105 + 2**30 + RESIDENT_SLACK_BYTES
+    assert not LoopMemory(measured_bytes=most, **told, **sizes).surprise
+    assert "A save may hold 1.00 GiB." in LoopMemory(measured_bytes=most + 1, **told, **sizes).surprise
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -149,7 +149,7 @@ class Loader:
 
 KEPT = {
     "a grain dataset": grain_dataset,
-    "a grain iterator": lambda: iter(grain_dataset().repeat().to_iter_dataset()),
+    "a grain iterator": lambda: iter(grain_dataset().repeat().to_iter_dataset(grain.ReadOptions(num_threads=1))),
     "grain's old loader": lambda: grain.DataLoader(
         data_source=np.arange(10, dtype=np.float32), sampler=grain.samplers.SequentialSampler(num_records=10)
     ),
@@ -303,10 +303,10 @@ class FullDisk(checkpoint.Manager):
             self.wait()
 
     def wait(self):
+        super().wait()
         if self.failed:
             self.failed = False
             raise CheckpointError(wanted="room for 6", got="a full disk", do="Free some.")
-        super().wait()
 
 
 @pytest.mark.parametrize("told_by, trained", [("save", 6), ("wait", 8)])

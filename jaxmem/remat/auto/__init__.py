@@ -18,6 +18,8 @@ from jaxmem.remat.auto._solution import Solution as Solution
 from jaxmem.remat.auto._solution import SolvedValue as SolvedValue
 from jaxmem.remat.auto._solution import describe as describe
 from jaxmem.remat.auto._solution import in_the_way as in_the_way
+from jaxmem.remat.auto._stored import Stored as Stored
+from jaxmem.remat.auto._stored import versions as versions
 from jaxmem.remat.auto._trial import Measured as Measured
 from jaxmem.remat.auto._trial import Trial as Trial
 from jaxmem.remat.auto._within import within_share as within_share

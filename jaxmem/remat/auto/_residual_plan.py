@@ -7,7 +7,10 @@ is the price; gradients of gradients work, since both rules are programs.
 
 import collections
 import dataclasses
+import functools
+import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jax import lax
@@ -17,12 +20,15 @@ from jaxmem._compat import pull_back, varying_axes
 from jaxmem._scopes import REMAT_SCOPE
 from jaxmem.remat.auto._assignment import Assignment
 from jaxmem.remat.auto._candidates import Candidates, Choice, candidates
+from jaxmem.remat.auto._content import content_of
 from jaxmem.remat.auto._forward import Forward, capture
 from jaxmem.remat.auto._problem import Problem, Program, program_of
 from jaxmem.remat.auto._solution import Solution, describe
 from jaxmem.remat.auto._solve import Group, Limits, solve
+from jaxmem.remat.auto._stored import Stored, decision_hash, stored_form
 from jaxmem.remat.jaxprs import Call, is_float, with_rule
 
+_COMPILED = ("target", "peak_bytes", "compiles", "program")
 _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
@@ -35,16 +41,51 @@ class ResidualPlan:
       assignment: the choice for each.
       peak_bytes: of the program that it was made for, as compiled; None where nothing was.
       compiles: how many programs were compiled to make it.
+      target: what these were compiled for.
+      program: what is equal for programs that compile to the same peak.
+
+    As JSON it can be stored, and put back in a later process, which then solves and compiles nothing:
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxmem.remat.auto import Rates, Stored, auto, build_problem
+    >>> loss = lambda w, x: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w))
+    >>> plan = auto(loss, 0.9).decide(jnp.ones((8, 8)), jnp.ones((8, 8)))
+    >>> stored = Stored.read(plan.to_json())
+    >>> again = build_problem(loss, (jnp.ones((8, 8)), jnp.ones((8, 8))), {}, stored.rates)
+    >>> ResidualPlan.of_stored(stored, again).hash == plan.hash == stored.hash
+    True
     """
 
     problem: Problem
     assignment: Assignment
     peak_bytes: int | None = None
     compiles: int = 0
+    target: str | None = None
+    program: str | None = None
 
     def __repr__(self) -> str:
         known = f"{self.peak_bytes:,} bytes, {self.compiles} compiles" if self.peak_bytes else "modelled"
         return f"ResidualPlan({len(self.assignment.choices)} blocks, peak {known})"
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """Equal for decisions that make the same program of the same blocks, in whatever process."""
+        return decision_hash(content_of(self.problem), self.assignment)
+
+    def to_json(self) -> str:
+        """The decision as JSON for people and for `of_stored`: per kind of block its values, and which are kept."""
+        compiled = {name: getattr(self, name) for name in _COMPILED}
+        return json.dumps(stored_form(self.problem, self.assignment, compiled), indent=1)
+
+    @classmethod
+    def of_stored(cls, stored: Stored, problem: Problem) -> "ResidualPlan":
+        """A stored decision for the blocks that it was made for, found anew.
+
+        Raises:
+          DecisionError: they are others; names what differs.
+        """
+        compiled: dict[str, Any] = {name: stored.fields[name] for name in _COMPILED}
+        return cls(problem=problem, assignment=stored.assignment(problem), **compiled)
 
     def solution(self, *, budget_bytes: int | None = None, more: float | None = None) -> Solution:
         """What was decided, readable."""

@@ -1,0 +1,130 @@
+"""The decision of a step's remat budget as text: put back into a step, and the same in all processes."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import jax
+
+from jaxmem import errors
+from jaxmem._blame import warn
+from jaxmem._processes import agree
+from jaxmem._units import format_bytes
+from jaxmem.errors import ConfigError, JaxmemError, SettingWarning
+from jaxmem.remat.auto import Problem, Rates, ResidualPlan, Stored, build_problem, versions
+from jaxmem.targets import Target, on_target, resolve_target
+from jaxmem.train._program import content, trace_for
+from jaxmem.train._reduction import reduction
+from jaxmem.train._spec import StepSpec
+
+_FAILED = "failed"
+_WHAT = "spending the remat budget"
+
+
+def step_problem(spec: StepSpec, target: Target, rates: Rates | None = None) -> Problem:
+    """The blocks of the loss of one micro-batch, without remat, differentiated as the step does.
+
+    What a device keeps of them is its share of the batch's rows.
+
+    Args:
+      spec: of the step.
+      target: what it is traced for.
+      rates: by which seconds are told; the target's where None.
+    """
+    plain = spec.without_remat()
+    with on_target(target), plain.entered():
+        arguments, shards = plain.loss_arguments(), reduction(plain).shards
+        rates = Rates.of(target) if rates is None else rates
+        return build_problem(plain.whole_loss, arguments, {}, rates, argnums=(0,), shards=shards)
+
+
+def put_back(spec: StepSpec, target: str | Target | None, text: str) -> StepSpec:
+    """A spec with a stored decision. Nothing is solved, and nothing is compiled.
+
+    The decision's compiled peak is kept where the step lowers to the very program that was compiled for it, for the
+    same target, by the same compilers; otherwise it is None.
+
+    Raises:
+      ConfigError: the spec's remat setting is a policy; or the decision's peak is over the spec's budget.
+      DecisionError: the text is none, or was written for other blocks.
+    """
+    budget = spec.config.budget
+    if budget is None and spec.config.remat != "none":
+        raise ConfigError(
+            wanted='a remat budget, or remat="none", for a step with a stored decision',
+            got=f"remat={spec.config.remat!r}",
+            do="Leave the decision out, or the policy.",
+        )
+    stored, resolved = Stored.read(text), resolve_target(target)
+    plan = ResidualPlan.of_stored(stored, step_problem(spec, resolved, stored.rates))
+    made = spec.with_decision(plan)
+    if plan.peak_bytes is None:
+        return made
+    unlike = _unlike(made, resolved, stored)
+    if not unlike:
+        if budget is not None and budget.bytes is not None and plan.peak_bytes > budget.bytes:
+            raise ConfigError(
+                wanted=f"a decision whose compiled peak is within {budget}",
+                got=format_bytes(plan.peak_bytes),
+                do="Give the budget that it was made for, or leave the decision out, so that this one is spent.",
+            )
+        return made
+    peak = format_bytes(plan.peak_bytes)
+    warn(
+        f"The stored decision of the remat budget was compiled {unlike}: that its peak is {peak} here, too, is not "
+        "proven. step.report() compiles the step and tells its peak.",
+        SettingWarning,
+    )
+    return spec.with_decision(dataclasses.replace(plan, peak_bytes=None, program=None))
+
+
+def _unlike(made: StepSpec, target: Target, stored: Stored) -> str:
+    """What was compiled for a stored decision, where it was not this step's program; "" where it was."""
+    now = versions()["jax"]
+    if stored.jax != now:
+        return f"by jax {stored.jax}, not {now}"
+    known = stored.fields["target"]
+    if known != target.name:
+        return f"for {known}, not {target.name}"
+    traced = trace_for(made, target)
+    if stored.fields["program"] != content(made, traced.lower(), traced.target):
+        return "with another step, or other compilers"
+    return ""
+
+
+def decided_by_one(spec: StepSpec, target: Target, solve: Callable[[], StepSpec]) -> StepSpec:
+    """What process 0 solved; the others put its decision back. A failure there is one here, too.
+
+    Args:
+      spec: without a decision.
+      target: what it is solved for.
+      solve: makes the spec with one; called in process 0.
+    """
+    if jax.process_count() == 1:
+        return solve()
+    if jax.process_index():
+        return _followed(spec, target, agree("", _WHAT))
+    try:
+        made = solve()
+    except BaseException as error:
+        agree(_failure(error), _WHAT)
+        raise
+    assert made.decision is not None
+    agree(made.decision.to_json(), _WHAT)
+    return made
+
+
+def _failure(error: BaseException) -> str:
+    fields = {"wanted": "a remat budget spent by process 0", "got": f"{type(error).__name__}: {error}", "do": "See it."}
+    if isinstance(error, JaxmemError):
+        fields = {"wanted": error.wanted, "got": error.got, "do": error.do}
+    return json.dumps({_FAILED: type(error).__name__, **fields})
+
+
+def _followed(spec: StepSpec, target: Target, text: str) -> StepSpec:
+    """The spec with the decision of process 0, or its failure raised."""
+    said = json.loads(text)
+    if _FAILED in said:
+        kind = getattr(errors, said.pop(_FAILED), JaxmemError)
+        raise kind(**said)
+    return put_back(spec, target, text)
