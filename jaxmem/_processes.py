@@ -3,6 +3,7 @@
 JAX's coordinator, which lives in process 0, carries the words; no device takes part.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import hashlib
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 
@@ -25,6 +27,7 @@ GONE_SECONDS = 30.0
 LOST = 3  # the exit code of a process that cannot go on without another
 _POLL_SECONDS = 0.5
 _PATIENCE_SECONDS = 20.0  # before it is said who is waited for
+_LEFT = "left"
 _ROOT = "jaxmem/processes"
 _points = itertools.count()
 
@@ -122,6 +125,7 @@ class Peers:
         self.process, self.count = jax.process_index(), jax.process_count()
         self._client = _compat.coordinator()
         self.who = gather("starting", f"{socket.gethostname()}, pid {os.getpid()}")
+        self.is_reported = False  # whether someone calls `fail` for whatever error ends this process
         self.last_words: Callable[[], str] = lambda: "Start all processes again with the same command."
         self._ended = threading.Event()
         self._leaving = threading.Lock()
@@ -130,14 +134,29 @@ class Peers:
         _compat.on_abort(self._aborted)
         self._thread = threading.Thread(target=self._watch, name="jaxmem-peers", daemon=True)
         self._thread.start()
+        atexit.register(self._stop)  # before JAX's own, which comes first, disconnects
 
     # -- ends --------------------------------------------------------------------------------------
 
     def end(self) -> None:
         """Waits until all processes have ended well; then they are watched no more."""
         gather("the end", "")
-        self._ended.set()
-        self._thread.join(10 * _POLL_SECONDS)
+        self._stop()
+
+    def _stop(self) -> None:
+        """Watches no more, and is not missed."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._thread.join(10 * _POLL_SECONDS)
+            with contextlib.suppress(Exception):  # the coordinator may be gone
+                self._set(f"beat/{self.process}", _LEFT)
+
+    def tell(self, failure: Failure) -> None:
+        """Tells the others that this process has failed; they say so and exit."""
+        self._set(f"news/failed/{self.process}", json.dumps(dataclasses.asdict(failure)))
+        self._set(f"heard/{self.process}", "")
+        if self.process == 0:
+            self._wait_for_ears()
 
     def fail(self, failure: Failure, *, told_by_jax: bool = False) -> None:
         """Tells the others that this process has failed, says why, and exits.
@@ -258,7 +277,7 @@ class Peers:
             silent = silent + passed if beat == last else 0.0
             self._beats[name] = beat, silent
             process = int(name.rpartition("/")[2])
-            if silent > GONE_SECONDS and process != self.process:
+            if silent > GONE_SECONDS and beat != _LEFT and process != self.process:
                 self._set(f"news/gone/{process}", f"no sign of it for {silent:.0f} s")
 
     # -- words -------------------------------------------------------------------------------------
@@ -325,8 +344,8 @@ class Windows:
             return ""
         return self._reason
 
-    def settle(self, peers: Peers) -> None:
-        """What the watch does for it: tells and hears who wants to stop, and where all can."""
+    def settle(self, peers: Any) -> None:
+        """What the watch (`Peers`) does for it: tells and hears who wants to stop, and where all can."""
         key = f"stop/{self.number}"
         with self._changed:
             if self._last is not None:

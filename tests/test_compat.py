@@ -1,5 +1,6 @@
 """Each private or version-dependent touch of JAX: that it still works, and when it can go."""
 
+import signal
 import subprocess
 import sys
 
@@ -389,6 +390,32 @@ def test_tracebacks_of_one_thread_are_whole():
     assert not hasattr(jax, "traceback_filtering")
 
 
+ABORTS = """
+import os, socket, sys, time
+import jax
+from jax._src.lib import _jax
+from jaxmem import _compat
+if sys.argv[1] == "handled":
+    _compat.on_abort(lambda: (os.write(1, b"left"), os._exit(3)))
+with socket.create_server(("127.0.0.1", 0)) as free:
+    at = f"127.0.0.1:{free.getsockname()[1]}"
+service = _jax.get_distributed_runtime_service(at, 1)
+called = lambda status: os._exit(7)
+client = _jax.get_distributed_runtime_client(at, 0, missed_heartbeat_callback=called, shutdown_on_destruction=False)
+client.connect()
+time.sleep(1)  # until it asks for errors
+service.shutdown()
+time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize(("way", "code", "said"), [("handled", 3, "left"), ("plain", -signal.SIGABRT, "")])
+def test_a_lost_coordinator_aborts_since_its_callback_cannot_be_pythons(way, code, said):
+    """An exit code of 7 in the second would say that `on_abort` can go."""
+    ran = subprocess.run([sys.executable, "-c", ABORTS, way], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (code, said), ran.stderr
+
+
 # Of a thread that the main thread does not wait for: whether it may still start another by `asyncio.to_thread`.
 LATE = """
 import asyncio, concurrent.futures.thread, sys, threading, time
@@ -418,9 +445,9 @@ def test_what_waits_before_threads_end_can_start_threads(hook, said):
 
 
 def test_jax_has_no_public_name_for_its_coordinator():
-    """When `jax.distributed` has a store of keys and values, `coordinator` can go."""
-    assert _compat.coordinator() is None  # one process
-    assert not [name for name in dir(jax.distributed) if "key" in name or "client" in name]
+    """When `jax.distributed` has a store of keys and values, and tells its address, both can go."""
+    assert _compat.coordinator() is None and _compat.coordinator_address() is None  # one process
+    assert not [name for name in dir(jax.distributed) if "key" in name or "client" in name or "address" in name]
 
 
 def test_how_long_a_window_of_optax_is_has_no_public_name():

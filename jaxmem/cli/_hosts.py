@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from jaxmem.cli._environment import applied_defaults, import_jax, quiet_collectives
-from jaxmem.cli._errors import explain
+from jaxmem.cli._errors import DOES_NOT_FIT, explain
 from jaxmem.cli._rendezvous import meet
 from jaxmem.errors import ProcessError
 
@@ -93,6 +93,7 @@ def joined(coordinator: str | None, num_processes: int | None, process_id: int |
     if watch is None:
         yield
         return
+    watch.is_reported = True
     try:
         yield
         ended: BaseException | None = None
@@ -102,7 +103,8 @@ def joined(coordinator: str | None, num_processes: int | None, process_id: int |
         if "--debug" in sys.argv:
             traceback.print_exception(error)
         problem = explain(error)
-        watch.fail(Failure(text=problem.text, code=problem.exit_code), told_by_jax=_is_of_jax(error))
+        by_jax = _is_of_jax(error) and problem.exit_code != DOES_NOT_FIT
+        watch.fail(Failure(text=problem.text, code=problem.exit_code), told_by_jax=by_jax)
         raise
     watch.end()
     if ended is not None:

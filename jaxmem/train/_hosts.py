@@ -1,16 +1,19 @@
 """A step in several processes: the same program in all of them, and rows that are where its devices are."""
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from jaxmem._blame import where_raised
 from jaxmem._installed import version
-from jaxmem._processes import check_same, peers
+from jaxmem._processes import LOST, Failure, check_same, peers
 from jaxmem.errors import BatchError
 from jaxmem.workload import path_string
 
@@ -62,11 +65,13 @@ def check_same_batch(step: Any, batch: Any) -> None:
 
 
 def _digest(leaf: Any) -> str:
-    if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    array = np.ascontiguousarray(leaf)
-    digest = hashlib.sha256(array.view(np.uint8).reshape(-1) if array.size else b"").hexdigest()
+    array = np.ascontiguousarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    digest = hashlib.sha256(array.tobytes()).hexdigest()
     return f"{array.dtype}{list(array.shape)} with sha256 {digest[:12]}"
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key)
 
 
 def _is_spread(leaf: Any) -> bool:
@@ -116,7 +121,7 @@ def put(batch: Any, shardings: Any, whole: Any) -> Any:
 def _put(path: Any, leaf: Any, sharding: NamedSharding, whole: Any) -> Any:
     if leaf is None:
         return None
-    if _is_spread(leaf) or jax.dtypes.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
+    if _is_spread(leaf) or _is_key(leaf):
         return jax.device_put(leaf, sharding)
     array = np.asarray(leaf, dtype=jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype))
     if whole is leaf:
@@ -135,7 +140,7 @@ def _put(path: Any, leaf: Any, sharding: NamedSharding, whole: Any) -> Any:
 
 def _shape_here(sharding: NamedSharding, whole: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the part that lies on this process's devices."""
-    here = sharding.addressable_devices_indices_map(tuple(whole)).values()
+    here = [index or () for index in sharding.addressable_devices_indices_map(tuple(whole)).values()]
     sizes = []
     for axis, size in enumerate(whole):
         parts = {index[axis].indices(size)[:2] for index in here}
@@ -158,6 +163,18 @@ class _Alone:
 
     def ended(self, window: int) -> str:
         return "data ended"
+
+
+@contextlib.contextmanager
+def failing_together() -> Iterator[None]:
+    """A context whose error the other processes tell, and end: they would wait for this one for ever."""
+    try:
+        yield
+    except BaseException as error:
+        watch = peers()
+        if watch is not None and not watch.is_reported:
+            watch.tell(Failure(text=f"jaxmem: error: {where_raised(error)}", code=LOST))
+        raise
 
 
 def agreeing_windows(first: int) -> Any:

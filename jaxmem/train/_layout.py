@@ -41,9 +41,9 @@ class Layout:
           ConfigError: a mesh that is none; MeshError: one that lacks axes of the workload's arrays, or several of them.
         """
         own = {name: getattr(workload, name) for name in ("params", "batch", "state")}
-        if mesh is None:
-            around = mesh_of(**own)
-            mesh = _hosts.all_devices() if around is None else None
+        around = mesh_of(**own) if mesh is None else mesh
+        if around is None:
+            mesh = around = _hosts.all_devices()
         if mesh is None:
             return cls(workload=workload, mesh=around if _is_here(around) else None, around=around)
         if not isinstance(mesh, (Mesh, AbstractMesh)):

@@ -11,7 +11,7 @@ import numpy as np
 from jaxmem._blame import warn
 from jaxmem._cell import shortening
 from jaxmem.errors import InputError, SettingWarning, StateError, WorkloadError
-from jaxmem.train._hosts import agreeing_windows, check_same_batch, check_same_step
+from jaxmem.train._hosts import agreeing_windows, check_same_batch, check_same_step, failing_together
 from jaxmem.train._loop_checkpoint import Checkpoints
 from jaxmem.train._loop_data import batches_of, check_data
 from jaxmem.train._loop_io import LINE_SECONDS, Interrupts, MetricsFile, Progress, say
@@ -177,7 +177,7 @@ def run_loop(
     _check_step(step, state)
     check_data(data)
     saving = checkpoint is not None
-    with Checkpoints(checkpoint, step, every=save_every, cast=cast, shown=progress) as saves:
+    with failing_together(), Checkpoints(checkpoint, step, every=save_every, cast=cast, shown=progress) as saves:
         check_same_step(step)
         state = saves.start(state)
         step = saves.step
@@ -216,20 +216,20 @@ def run_loop(
                     bar.advance()
                     if window + 1 == end:
                         break
-                    due = readings.due(window) or saves.due(window)
-                    if due:
+                    record = None
+                    if readings.due(window) or saves.due(window):
                         record = readings.take(window, state, metrics)
                         in_flight.clear()
                     stopped = windows.stop(window, signals.stopped)
                     if stopped:
                         break
-                    if saves.due(window):
-                        bar.saving()
-                        saves.save(window, state, batches, record)
-                    elif not due:
+                    if record is None:
                         in_flight.append(metrics)
                         if len(in_flight) >= WINDOWS_IN_FLIGHT:
                             jax.block_until_ready(in_flight.popleft())
+                    elif saves.due(window):
+                        bar.saving()
+                        saves.save(window, state, batches, record)
                 else:
                     stopped = windows.ended(window)
                 if window >= first:

@@ -156,7 +156,9 @@ def test_a_killed_process_is_named_by_the_other_and_the_run_resumes(tmp_path, vi
     said = err.strip().splitlines()[-1]
     assert code == 3 and "Check failure stack trace" not in err
     assert re.match(rf"jaxmem: process {victim} of 2 \(.*, pid {run.processes[victim].pid}\) is gone: ", said), err
-    window = int(re.search(r"training resumes from window (\d+) of D\.$", said)[1])
+    found = re.search(r"training resumes from window (\d+) of D\.$", said)
+    assert found, said
+    window = int(found[1])
     assert window >= 5
 
     again = Run(tmp_path, arguments)
