@@ -80,6 +80,8 @@ def explained(error: BaseException, wanted: str, folder: Path) -> CheckpointErro
 def unreadable(error: BaseException, path: Path, wrote: str | None) -> CheckpointError | None:
     """For files that are what was written, and that Orbax does not read; `wrote` is the version of Orbax that did."""
     installed = version("orbax-checkpoint")
+    if is_device_memory(error):
+        return None
     if numbers(wrote) > numbers(installed):
         newer = CheckpointError(
             wanted=f"a checkpoint that orbax-checkpoint {installed} reads",

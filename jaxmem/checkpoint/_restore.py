@@ -133,14 +133,20 @@ def restore(
     _LOG.info("reading checkpoint %d, %s", checkpoint.number, format_bytes(checkpoint.size_bytes))
     from jaxmem.checkpoint import _orbax, _read  # a second to load, which who only imports jaxmem does not pay
 
-    try:
-        with _orbax.quiet():
-            return _read.read(checkpoint.path / _folder.STATE, reading, like)
-    except Exception as error:
-        told = _errors.unreadable(error, checkpoint.path, checkpoint.versions.get("orbax-checkpoint"))
-        if told is None or _errors.is_device_memory(error):
-            raise
-        raise told from error
+    values = []
+
+    def read() -> None:
+        try:
+            with _orbax.quiet():
+                values.append(_read.read(checkpoint.path / _folder.STATE, reading, like))
+        except Exception as error:
+            told = _errors.unreadable(error, checkpoint.path, checkpoint.versions.get("orbax-checkpoint"))
+            if told is None:
+                raise
+            raise told from error
+
+    _together().all_do(read)
+    return values[0]
 
 
 def _chosen(where: str | Path | Checkpoint, number: int | None) -> Checkpoint:
