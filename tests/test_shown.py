@@ -1,6 +1,7 @@
 """Every public class has a `repr` of one short line, whatever an object holds."""
 
 import dataclasses
+import tempfile
 import types
 
 import jax
@@ -9,7 +10,7 @@ import optax
 import pytest
 
 import jaxmem
-from jaxmem import MemoryConfig, Policy, Precision, TrainState, Workload, make_train_step, remat
+from jaxmem import MemoryConfig, Policy, Precision, TrainState, Workload, checkpoint, make_train_step, remat
 from jaxmem.accumulate import value_and_grad
 from jaxmem.train import Verifier
 from tests.test_public_api import public_names
@@ -57,7 +58,8 @@ def loss(w, x):
 
 WORKLOAD = Workload(loss, jnp.full((4, 4), 0.125), jnp.ones((8, 4)), optax.adamw(1e-3))
 STEP = make_train_step(WORKLOAD, MemoryConfig(accumulation_steps=2), target="cpu")
-MADE = (WORKLOAD, STEP, remat.auto(loss, "6GiB"), Verifier())
+FOLDER = tempfile.mkdtemp() + "/" + "x" * 200
+MADE = (WORKLOAD, STEP, remat.auto(loss, "6GiB"), Verifier(), checkpoint.Manager(FOLDER))
 """Of the classes that compute what they show, or are no dataclasses."""
 COMPUTED = {"Comparison", "Verification", "Examination", "ResidualTable", "Equivalence", "Target", "Diff", "Frontier"}
 

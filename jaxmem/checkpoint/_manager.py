@@ -13,6 +13,7 @@ import jax
 
 from jaxmem import _compat
 from jaxmem._blame import warn
+from jaxmem._shown import brief, one_line
 from jaxmem.checkpoint import _errors, _folder, _restore
 from jaxmem.checkpoint._manifest import Checkpoint
 from jaxmem.checkpoint._save import Save
@@ -72,7 +73,7 @@ class Manager:
         self._open()
 
     def __repr__(self) -> str:
-        return f"Manager({str(self.folder)!r}, keep={self.keep})"
+        return one_line("Manager", [("folder", brief(str(self.folder))), ("keep", str(self.keep))])
 
     def __enter__(self) -> "Manager":
         return self

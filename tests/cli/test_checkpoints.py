@@ -6,6 +6,9 @@ import shutil
 import subprocess
 import sys
 
+import jax
+import numpy as np
+import orbax.checkpoint
 import pytest
 
 from benchmarks._damage import content
@@ -26,12 +29,13 @@ time.sleep(60)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with a checkpoint of 2 steps of the model with 4 columns."""
+    """A folder with checkpoints of 1 and 2 steps of the model with 4 columns."""
     from jaxmem.cli import main
 
     root = tmp_path_factory.mktemp("trained")
     path = write(root, LINEAR)
-    assert main(["train", path, "--steps", "2", "--checkpoint-dir", str(root / "run")]) == 0
+    command = ["train", path, "--steps", "2", "--checkpoint-dir", str(root / "run"), "--save-every", "1"]
+    assert main(command) == 0
     return root / "run"
 
 
@@ -98,13 +102,36 @@ def test_nothing_but_damage(capfd, tmp_path, trained):
     """Training does not begin anew where it was asked to go on."""
     model, folder = write(tmp_path, LINEAR), tmp_path / "run"
     shutil.copytree(trained, folder)
-    (folder / "2" / "state" / "_METADATA").write_text("{}")
+    for number in ("1", "2"):
+        (folder / number / "state" / "_METADATA").write_text("{}")
     before = content(folder)
     ran = run(capfd, "train", model, "--steps", 4, "--checkpoint-dir", folder)
     assert ran.code == 2 and ran.out == "" and content(folder) == before
-    warning, error = ran.err.splitlines()
-    assert warning.startswith(f"jaxmem: warning: passed over checkpoint 2 of {folder}: state/_METADATA has 2 bytes")
-    assert error.startswith(f"jaxmem: error: Wanted a good checkpoint in {folder}; got none that is not damaged: 2.")
+    *warnings, error = ran.err.splitlines()
+    for number, warning in zip((2, 1), warnings, strict=True):
+        assert warning.startswith(
+            f"jaxmem: warning: passed over checkpoint {number} of {folder}: state/_METADATA has 2 b"
+        )
+    assert error.startswith(f"jaxmem: error: Wanted a good checkpoint in {folder}; got none that is not damaged: 1, 2.")
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")  # Orbax, read without jaxmem
+def test_the_newest_damaged(capfd, tmp_path, trained):
+    """Training goes on from the one before and ends as it would have; what is damaged is moved aside."""
+    model, folder = write(tmp_path, LINEAR), tmp_path / "run"
+    shutil.copytree(trained, folder)
+    (folder / "2" / "state" / "_METADATA").write_text("{}")
+    damaged = content(folder / "2")
+    ran = run(capfd, "train", model, "--steps", 3, "--checkpoint-dir", folder, "--save-every", 1)
+    assert ran.code == 0 and f"jaxmem: resumed at window 1 from {folder / '1'}\n" in ran.err, ran
+    assert content(folder / "2.damaged") == damaged
+    assert run(capfd, "train", model, "--steps", 3, "--checkpoint-dir", tmp_path / "whole", "--save-every", 1).code == 0
+    for number in (2, 3):  # what plain Orbax reads
+        states = [
+            orbax.checkpoint.PyTreeCheckpointer().restore(p / str(number) / "state")
+            for p in (folder, tmp_path / "whole")
+        ]
+        jax.tree.map(np.testing.assert_array_equal, *states)
 
 
 def test_two_runs_in_one_folder(refused):
