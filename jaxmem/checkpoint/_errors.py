@@ -45,7 +45,7 @@ _KINDS = (
 
 def is_device_memory(error: BaseException) -> bool:
     """Whether a device ran out of memory, which says RESOURCE_EXHAUSTED as a full disk does."""
-    return isinstance(error, jax.errors.JaxRuntimeError)
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 def known(error: BaseException, wanted: str, folder: Path) -> CheckpointError | None:
@@ -56,6 +56,8 @@ def known(error: BaseException, wanted: str, folder: Path) -> CheckpointError | 
     """
     if isinstance(error, CheckpointError):
         return error
+    if is_device_memory(error):
+        return None
     for kind, codes, words, do in _KINDS:
         if isinstance(error, OSError):
             meant, where = error.errno in codes, error.filename or folder

@@ -91,6 +91,18 @@ def has_manifest(path: Path) -> bool:
     return (path / _manifest.NAME).exists()
 
 
+def is_unfinished(path: Path) -> bool:
+    """Whether it is a folder without a manifest, and with nothing that a save would not have written."""
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError:  # it is removed by now
+        return True
+    except NotADirectoryError:
+        return False
+    ours = (".", f"{STATE}.orbax-checkpoint-tmp")
+    return all(name in (STATE, _manifest.UNFINISHED) or name.startswith(ours) for name in names)
+
+
 def check(folder: Path) -> None:
     """CheckpointError where a folder holds something else than checkpoints of jaxmem; it need not be there."""
     if folder.exists() and not folder.is_dir():
@@ -104,12 +116,12 @@ def check(folder: Path) -> None:
             got=f"one checkpoint of it: {folder}",
             do=f"Use {folder.parent}, and number={folder.name} to restore this one.",
         )
-    ours = LOCK in names
+    # Before anything else a run makes its lock: without it, or a manifest, what looks like a save that did not end is
+    # what somebody else saved by Orbax alone.
+    ours = LOCK in names or any(has_manifest(folder / name) for name in filter(_is_number, names))
     others = [name for name in names if not (name.startswith(".") or _is_number(name.partition(".damaged")[0]))]
     for name in filter(_is_number, names):
-        if has_manifest(folder / name):
-            ours = True
-        elif not _is_unfinished(folder / name):
+        if not has_manifest(folder / name) and not (ours and is_unfinished(folder / name)):
             raise _foreign(folder, name)
     if others and not ours:
         raise _foreign(folder, others[0])
@@ -145,9 +157,11 @@ def make_room(path: Path, verify) -> Path | None:
     """
     if not path.exists():
         return None
-    if not has_manifest(path):
+    if is_unfinished(path):
         remove(path)
         return None
+    if not has_manifest(path):
+        raise _foreign(path.parent, path.name)
     try:
         verify(path)
     except DamagedCheckpointError:
@@ -166,14 +180,6 @@ def make_room(path: Path, verify) -> Path | None:
 
 def _is_number(name: str) -> bool:
     return name.isascii() and name.isdigit() and name == str(int(name))
-
-
-def _is_unfinished(path: Path) -> bool:
-    """Whether a folder without a manifest holds nothing that a save would not have written."""
-    if not path.is_dir():
-        return False
-    names = (STATE, f"{STATE}.orbax-checkpoint-tmp", _manifest.NAME)
-    return all(name == STATE or name.startswith((".", *names[1:])) for name in os.listdir(path))
 
 
 def _holder(folder: Path) -> str:

@@ -14,7 +14,7 @@ from jaxmem.checkpoint._leaves import Leaf
 from jaxmem.errors import CheckpointError, DamagedCheckpointError
 
 FORMAT = 1
-NAME = "checkpoint.json"
+NAME, UNFINISHED = "checkpoint.json", "checkpoint.json.new"
 PACKAGES = ("jaxmem", "jax", "flax", "optax", "orbax-checkpoint")
 
 # A manifest is JSON that ends with the digest of what stands before it, in this and in every later format: only then
@@ -66,7 +66,7 @@ def write(checkpoint: Checkpoint) -> None:
     body["leaves"] = {name: dataclasses.asdict(leaf) for name, leaf in checkpoint.leaves.items()}
     text = json.dumps(body, indent=1).encode()
     path = checkpoint.path / NAME
-    new = path.with_suffix(".new")
+    new = path.with_name(UNFINISHED)
     with open(new, "wb") as file:
         file.write(_sealed(text.removesuffix(b"\n}")))
         file.flush()
@@ -80,7 +80,7 @@ def read(path: Path) -> Checkpoint:
     """The checkpoint in a folder, by its manifest; the other files are not looked at.
 
     Raises:
-      DamagedCheckpointError: there is no manifest, or another than was written.
+      DamagedCheckpointError: there is no manifest, another than was written, or that of another number.
       CheckpointError: a newer jaxmem wrote it.
     """
     try:
@@ -99,6 +99,8 @@ def read(path: Path) -> Checkpoint:
             got=f"format {body['format']} in {path}, written by jaxmem {body.get('versions', {}).get('jaxmem')}",
             do="Install that version of jaxmem, or a newer one.",
         )
+    if path.name.isdecimal() and path.name != str(body["number"]):
+        raise _damaged(path, f"the {NAME} of checkpoint {body['number']}")
     body["leaves"] = {
         name: Leaf(**fields | {"shape": tuple(fields["shape"])}) for name, fields in body["leaves"].items()
     }

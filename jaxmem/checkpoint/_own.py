@@ -41,5 +41,5 @@ def owned(array: jax.Array) -> jax.Array:
 @functools.cache
 def _copy(sharding: jax.sharding.Sharding | None):
     # Not the identity: with jax.disable_jit that is the array itself. `device_put(may_alias=False)` would compile
-    # nothing; on a CPU it does as well, but what a program returned is reused on every backend.
+    # nothing, and does as well on a CPU; but a program's output is what every later step is given, on any backend.
     return jax.jit(jnp.copy, out_shardings=sharding)

@@ -36,6 +36,7 @@ def latest(folder: str | Path) -> Checkpoint | None:
 
     Raises:
       CheckpointError: a newer jaxmem wrote the newest one.
+      DamagedCheckpointError: all that were complete are damaged; to begin anew is for their owner to say.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -51,9 +52,17 @@ def latest(folder: str | Path) -> Checkpoint | None:
                 raise _damaged(path, ["its save was not finished"])
             return _verified(_manifest_of(path, together), together)
         except DamagedCheckpointError as error:
+            if complete and _is_deleted(path, together):
+                return latest(folder)
             if together.first:
                 text = f"passed over checkpoint {number} of {folder}: {error.got}"
                 warn(text, CheckpointWarning)
+    if damaged := [str(number) for number, complete in there if complete]:
+        raise DamagedCheckpointError(
+            wanted=f"a good checkpoint in {folder}",
+            got=f"none that is not damaged: {', '.join(damaged)}",
+            do="Put back a copy; to begin anew, move these away or choose another folder.",
+        )
     return None
 
 
@@ -153,12 +162,19 @@ def _chosen(where: str | Path | Checkpoint, number: int | None) -> Checkpoint:
 def _candidates(folder: Path) -> list[tuple[int, bool]]:
     """(number, whether it has a manifest) of what lies in a folder, without what is being written."""
     try:
-        _folder.check(folder)
-        there = [(number, _folder.has_manifest(folder / str(number))) for number in _folder.numbers(folder)]
+        found, there = None, []
+        while found != (found := _folder.numbers(folder)):  # a run may complete one and delete another meanwhile
+            _folder.check(folder)
+            there = [(number, _folder.has_manifest(folder / str(number))) for number in found]
     except OSError as error:
         raise _errors.explained(error, "a folder with checkpoints", folder) from error
     written = not all(complete for _, complete in there) and _folder.is_held(folder)
     return [(number, complete) for number, complete in there if complete or not written]
+
+
+def _is_deleted(path: Path, together: Together) -> bool:
+    """Whether the run that writes there has deleted a checkpoint since it was found; then there is a newer one."""
+    return json.loads(together.first_does(lambda: json.dumps(not _folder.has_manifest(path))))
 
 
 def _manifest_of(path: Path, together: Together) -> Checkpoint:

@@ -73,9 +73,10 @@ class Save(threading.Thread):
                 with self._quiet():
                     self._orbax = _orbax.start_saving(self._path / _folder.STATE, arrays, self._together)
         except Exception as error:
+            told = self._failed(error)
             if _errors.is_device_memory(error):
                 raise
-            raise self._failed(error) from error
+            raise told from error
         finally:
             del leaves, arrays, state
 
@@ -111,8 +112,8 @@ class Save(threading.Thread):
         """What to tell; leftovers are removed, and other processes told."""
         meant = _errors.explained(error, self._wanted, self._path.parent)
         self._together.fail(meant)
-        if self._together.first and not _folder.has_manifest(self._path):
-            with contextlib.suppress(OSError):  # then the next run removes it
+        with contextlib.suppress(OSError):  # then the next run removes it
+            if self._together.first and _folder.is_unfinished(self._path):
                 _folder.remove(self._path)
         return meant
 

@@ -62,7 +62,8 @@ def laid_out(folder, *names):
         (["logs/events"], "logs"),
         (["40/default/d", "40/_CHECKPOINT_METADATA"], "40"),  # of Orbax's manager
         (["40/checkpoint.json", "41/default"], "41"),
-        (["40.0", "40"], "40.0"),
+        (["40.0", "40"], "40"),
+        (["40/state/manifest.ocdbt", "41/state/manifest.ocdbt"], "40"),  # by Orbax, without jaxmem
     ],
 )
 def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path, names, foreign):
@@ -80,7 +81,7 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path, names
         [".DS_Store"],
         [".lock", "logs/events"],  # others may lie beside ours
         ["40/checkpoint.json", "40.damaged/checkpoint.json", "notes.txt"],
-        ["40/state.orbax-checkpoint-tmp-1/d", "41/state/d", "42"],  # killed saves
+        [".lock", "40/state.orbax-checkpoint-tmp-1/d", "41/state/d", "41/checkpoint.json.new", "42"],  # killed saves
     ],
 )
 def test_a_folder_of_checkpoints_is_accepted(tmp_path, names):

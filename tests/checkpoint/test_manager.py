@@ -246,6 +246,29 @@ def test_bad_places_are_one_paragraph(tmp_path):
         checkpoint.restore(tmp_path / "nowhere", state())
 
 
+def test_what_others_put_there_is_not_overwritten(tmp_path):
+    manager = Manager(tmp_path)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "thesis.txt").write_text("")
+    with pytest.raises(CheckpointError, match=f"a folder of something else: {tmp_path}/1"):
+        manager.save(state(), number=1)
+    assert (tmp_path / "1" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("operation", ["os.fsync", "os.replace"])
+def test_a_manifest_that_is_half_written_is_an_unfinished_save(tmp_path, monkeypatch, operation):
+    checkpoint.save(tmp_path, state(), number=1)
+    found = _manifest.read(tmp_path / "1")
+    (found.path / _manifest.NAME).unlink()
+    monkeypatch.setattr(operation, lambda *_: pytest.fail("killed"))
+    with pytest.raises(pytest.fail.Exception):
+        _manifest.write(found)
+    monkeypatch.undo()
+    assert (found.path / _manifest.UNFINISHED).exists()
+    with pytest.warns(CheckpointWarning, match="removed checkpoint 1"):
+        Manager(tmp_path)
+
+
 def test_a_folder_that_vanishes_is_named(tmp_path):
     manager = Manager(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")

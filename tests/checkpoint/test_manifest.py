@@ -52,6 +52,12 @@ def test_one_that_is_not_there_is_an_unfinished_save(tmp_path):
         _manifest.read(tmp_path)
 
 
+def test_one_under_another_number_is_damage(tmp_path):
+    path = written(tmp_path).path.rename(tmp_path / "50")
+    with pytest.raises(DamagedCheckpointError, match=r"50; got the checkpoint\.json of checkpoint 40"):
+        _manifest.read(path)
+
+
 def test_a_newer_format_names_the_version_that_wrote_it(tmp_path, monkeypatch):
     checkpoint = written(tmp_path)
     monkeypatch.setattr(_manifest, "FORMAT", 2)

@@ -14,8 +14,8 @@ LINEAR = """
             batch = block(w, batch)
         return jaxmem.WeightedMean(jnp.sum(batch**2), batch.shape[0])
 
-    def workload(*, rows=8, width=4, scale=0.5, name="linear"):
-        params = {"layers": [jnp.full((width, width), scale) for _ in range(2)]}
+    def workload(*, rows=8, width=4, depth=2, scale=0.5, name="linear"):
+        params = {"layers": [jnp.full((width, width), scale) for _ in range(depth)]}
         batch = jnp.ones((rows, width))
         return jaxmem.Workload(loss_fn, params, batch, optax.sgd(0.1), data=lambda window: batch)
 """
