@@ -85,7 +85,7 @@ def joined(coordinator: str | None, num_processes: int | None, process_id: int |
         # One higher than for one process: XLA's last word, a stack trace of C++, is said in a paragraph, see `Peers`.
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "4"
     _initialize(coordinator, num_processes, process_id)
-    from jaxmem._processes import Failure, peers
+    from jaxmem._peers import Failure, peers
 
     with quiet_collectives():
         _connect()
@@ -126,7 +126,7 @@ def say_where(step, checkpoint_dir: str | None) -> None:
     """Says on which mesh several processes train, and what to do if one of them is lost."""
     import jax
 
-    from jaxmem._processes import peers
+    from jaxmem._peers import peers
 
     watch = peers()
     if watch is None:

@@ -13,7 +13,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jaxmem._blame import where_raised
 from jaxmem._installed import version
-from jaxmem._processes import LOST, Failure, check_same, peers
+from jaxmem._peers import LOST, Failure, peers
+from jaxmem._processes import check_same
 from jaxmem.errors import BatchError
 from jaxmem.workload import path_string
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxmem._processes import Windows
+from jaxmem._windows import Windows
 from jaxmem.cli import _rendezvous
 from jaxmem.cli._hosts import check_options
 from jaxmem.errors import BatchError, ProcessError
@@ -73,8 +73,8 @@ initialize = hosts._initialize
 
 def impatient(*given):
     initialize(*given)
-    import jaxmem._processes as processes
-    processes.GONE_SECONDS = 8.0
+    import jaxmem._peers as peers
+    peers.GONE_SECONDS = 8.0
 
 hosts._initialize = impatient
 rendezvous.meet.__kwdefaults__["patience"] = 60.0
