@@ -100,7 +100,8 @@ def is_unfinished(path: Path) -> bool:
     except NotADirectoryError:
         return False
     ours = (".", f"{STATE}.orbax-checkpoint-tmp")
-    return all(name in (STATE, _manifest.UNFINISHED) or name.startswith(ours) for name in names)
+    known = (STATE, _manifest.UNFINISHED, _manifest.NAME)  # it may be complete by now
+    return all(name in known or name.startswith(ours) for name in names)
 
 
 def check(folder: Path) -> None:
