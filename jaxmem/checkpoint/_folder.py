@@ -100,8 +100,7 @@ def is_unfinished(path: Path) -> bool:
     except NotADirectoryError:
         return False
     ours = (".", f"{STATE}.orbax-checkpoint-tmp")
-    known = (STATE, _manifest.UNFINISHED, _manifest.NAME)  # it may be complete by now
-    return all(name in known or name.startswith(ours) for name in names)
+    return all(name in (STATE, _manifest.UNFINISHED) or name.startswith(ours) for name in names)
 
 
 def check(folder: Path) -> None:
@@ -122,7 +121,8 @@ def check(folder: Path) -> None:
     ours = LOCK in names or any(has_manifest(folder / name) for name in filter(_is_number, names))
     others = [name for name in names if not (name.startswith(".") or _is_number(name.partition(".damaged")[0]))]
     for name in filter(_is_number, names):
-        if not has_manifest(folder / name) and not (ours and is_unfinished(folder / name)):
+        path = folder / name
+        if not (ours and is_unfinished(path)) and not has_manifest(path):  # in this order: a save may end meanwhile
             raise _foreign(folder, name)
     if others and not ours:
         raise _foreign(folder, others[0])
