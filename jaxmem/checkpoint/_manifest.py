@@ -65,14 +65,14 @@ def write(checkpoint: Checkpoint) -> None:
     body = {"format": FORMAT} | {name: getattr(checkpoint, name) for name in _SAVED}
     body["leaves"] = {name: dataclasses.asdict(leaf) for name, leaf in checkpoint.leaves.items()}
     text = json.dumps(body, indent=1).encode()
-    for folder in {(checkpoint.path / name).parent for name in checkpoint.files}:
-        sync_folder(folder)  # the files themselves are on disk since they were read for their digests
     path = checkpoint.path / NAME
     new = path.with_name(UNFINISHED)
     with open(new, "wb") as file:
         file.write(_sealed(text.removesuffix(b"\n}")))
         file.flush()
         os.fsync(file.fileno())
+    for folder in {(checkpoint.path / name).parent for name in checkpoint.files}:
+        sync_folder(folder)  # the files themselves are on disk since they were read for their digests
     os.replace(new, path)
     sync_folder(path.parent)
     sync_folder(path.parent.parent)
