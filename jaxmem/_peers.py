@@ -15,7 +15,7 @@ from collections.abc import Callable
 import jax
 
 from jaxmem import _compat
-from jaxmem._processes import gather
+from jaxmem._processes import conversation
 from jaxmem._windows import Windows
 
 # Of a process that is killed JAX's coordinator hears nothing more, and a collective waits for it for ever.
@@ -48,7 +48,7 @@ class Peers:
     def __init__(self):
         self.process, self.count = jax.process_index(), jax.process_count()
         self._client = _compat.coordinator()
-        self.who = gather("starting", f"{socket.gethostname()}, pid {os.getpid()}")
+        self.who = conversation("starting").gather(f"{socket.gethostname()}, pid {os.getpid()}")
         self.is_reported = False  # whether someone calls `fail` for whatever error ends this process
         self.last_words: Callable[[], str] = lambda: "Start all processes again with the same command."
         self._ended = threading.Event()
@@ -64,7 +64,7 @@ class Peers:
 
     def end(self) -> None:
         """Waits until all processes have ended well; then they are watched no more."""
-        gather("the end", "")
+        conversation("the end").gather()
         self._stop()
 
     def _stop(self) -> None:

@@ -1,7 +1,6 @@
 """`Manager`: the checkpoints of one run, in one folder; written by one run, read by anybody."""
 
 import itertools
-import json
 import math
 import sys
 import weakref
@@ -13,11 +12,11 @@ import jax
 
 from jaxmem import _compat
 from jaxmem._blame import warn
+from jaxmem._processes import Together
 from jaxmem._shown import brief, one_line
 from jaxmem.checkpoint import _errors, _folder, _restore
 from jaxmem.checkpoint._manifest import Checkpoint
 from jaxmem.checkpoint._save import Save
-from jaxmem.checkpoint._together import Together
 from jaxmem.errors import CheckpointError, CheckpointWarning, InputError
 
 _COUNT = itertools.count()  # the same in all processes, which open the same managers in the same order
@@ -169,19 +168,19 @@ class Manager:
         for manager in list(_OPEN):
             if manager.folder == self.folder:  # what it is writing must not be taken for a save that did not end
                 manager.wait()
-        left = json.loads(Together(f"{self._name}/open").first_does(self._take))
+        left = Together(f"{self._name}/open").first_does(self._take)
         self._is_open = True
         _OPEN.add(self)
         for number in left if jax.process_index() == 0 else ():
             text = f"removed checkpoint {number} of {self.folder}, whose save was not finished"
             warn(text, CheckpointWarning)
 
-    def _take(self) -> str:
+    def _take(self) -> list[int]:
         try:
             _folder.check(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.folder)
-            return json.dumps(_folder.remove_unfinished(self.folder))
+            return _folder.remove_unfinished(self.folder)
         except OSError as error:
             raise _errors.explained(error, "a folder to save checkpoints in", self.folder) from error
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import orbax.checkpoint
 
+from jaxmem._processes import Together
 from jaxmem.checkpoint._leaves import to_nested
-from jaxmem.checkpoint._together import Together
 
 
 def start_saving(path: Path, arrays: Mapping[str, Any], together: Together) -> orbax.checkpoint.AsyncCheckpointer:

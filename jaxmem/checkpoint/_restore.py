@@ -2,18 +2,17 @@
 
 import dataclasses
 import itertools
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxmem._blame import warn
+from jaxmem._processes import Together
 from jaxmem._units import format_bytes
 from jaxmem.checkpoint import _errors, _files, _folder, _manifest
 from jaxmem.checkpoint._manifest import Checkpoint
 from jaxmem.checkpoint._match import match
-from jaxmem.checkpoint._together import Together
 from jaxmem.errors import CheckpointError, CheckpointWarning, DamagedCheckpointError
 
 _LOG = logging.getLogger(__name__)
@@ -44,13 +43,13 @@ def latest(folder: str | Path) -> Checkpoint | None:
     None
     """
     folder, together = absolute(folder), _together()
-    there = json.loads(together.first_does(lambda: json.dumps(_candidates(folder))))
+    there = together.first_does(lambda: _candidates(folder))
     for number, complete in reversed(there):
         path = folder / str(number)
         try:
             if not complete:
                 raise _damaged(path, ["its save was not finished"])
-            return _verified(_manifest_of(path, together), together)
+            return _verified_at(path, together)
         except DamagedCheckpointError as error:
             if complete and _is_deleted(path, together):
                 return latest(folder)
@@ -133,20 +132,17 @@ def restore(
     _LOG.info("reading checkpoint %d, %s", checkpoint.number, format_bytes(checkpoint.size_bytes))
     from jaxmem.checkpoint import _orbax, _read  # a second to load, which who only imports jaxmem does not pay
 
-    values = []
-
-    def read() -> None:
+    def read() -> Any:
         try:
             with _orbax.quiet():
-                values.append(_read.read(checkpoint.path / _folder.STATE, reading, like))
+                return _read.read(checkpoint.path / _folder.STATE, reading, like)
         except Exception as error:
             told = _errors.unreadable(error, checkpoint.path, checkpoint.versions.get("orbax-checkpoint"))
             if told is None:
                 raise
             raise told from error
 
-    _together().all_do(read)
-    return values[0]
+    return _together().all_do(read)
 
 
 def _chosen(where: str | Path | Checkpoint, number: int | None) -> Checkpoint:
@@ -155,10 +151,10 @@ def _chosen(where: str | Path | Checkpoint, number: int | None) -> Checkpoint:
     folder = absolute(where)
     if number is not None:
         together = _together()
-        there = [each for each, complete in json.loads(together.first_does(lambda: json.dumps(_candidates(folder))))]
+        there = [each for each, _ in together.first_does(lambda: _candidates(folder))]
         if number not in there:
             raise _none(folder, f"checkpoint {number}", f"those of {there}" if there else "none")
-        return _verified(_manifest_of(folder / str(number), together), together)
+        return _verified_at(folder / str(number), together)
     found = latest(folder)
     if found is None:
         raise _none(folder, "a good checkpoint", "none")
@@ -180,21 +176,19 @@ def _candidates(folder: Path) -> list[tuple[int, bool]]:
 
 def _is_deleted(path: Path, together: Together) -> bool:
     """Whether the run that writes there has deleted a checkpoint since it was found; then there is a newer one."""
-    return json.loads(together.first_does(lambda: json.dumps(not _folder.has_manifest(path))))
+    return together.first_does(lambda: not _folder.has_manifest(path))
 
 
-def _manifest_of(path: Path, together: Together) -> Checkpoint:
-    found = []
-    together.all_do(lambda: found.append(_manifest.read(path)))
-    return found[0]
+def _verified_at(path: Path, together: Together) -> Checkpoint:
+    return _verified(together.all_do(lambda: _manifest.read(path)), together)
 
 
 def _verified(checkpoint: Checkpoint, together: Together) -> Checkpoint:
     size = format_bytes(checkpoint.size_bytes)
     _LOG.info("verifying checkpoint %d, %s", checkpoint.number, size)
     mine = _files.share(checkpoint.files, together.process, together.processes)
-    said = together.gather(json.dumps(_files.faults(checkpoint.path, mine)))
-    _raise_faults(checkpoint.path, [fault for text in said for fault in json.loads(text)])
+    said = together.gather(_files.faults(checkpoint.path, mine))
+    _raise_faults(checkpoint.path, [fault for found in said for fault in found])
     return dataclasses.replace(checkpoint, verified=True)
 
 

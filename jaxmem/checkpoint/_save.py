@@ -12,10 +12,10 @@ from typing import Any
 
 from jaxmem._blame import warn
 from jaxmem._installed import version
+from jaxmem._processes import Together
 from jaxmem.checkpoint import _errors, _files, _folder, _manifest, _restore
 from jaxmem.checkpoint._leaves import described, named_leaves, storable
 from jaxmem.checkpoint._manifest import Checkpoint
-from jaxmem.checkpoint._together import Together
 from jaxmem.checkpoint._windows import window_facts
 from jaxmem.errors import CheckpointError, CheckpointWarning
 
@@ -91,10 +91,9 @@ class Save(threading.Thread):
             with self._quiet(), contextlib.closing(self._orbax):
                 self._orbax.wait_until_finished()
         together, state = self._together, self._path / _folder.STATE
-        names = json.loads(together.first_does(lambda: json.dumps(_files.names_below(state))))
-        mine = _files.digests(state, names[together.process :: together.processes])
-        said = together.gather(json.dumps(mine))
-        files = {f"{_folder.STATE}/{name}": tuple(told) for text in said for name, told in json.loads(text).items()}
+        names = together.first_does(lambda: _files.names_below(state))
+        said = together.gather(_files.digests(state, names[together.process :: together.processes]))
+        files = {f"{_folder.STATE}/{name}": tuple(told) for part in said for name, told in part.items()}
         together.first_does(lambda: _manifest.write(dataclasses.replace(self._checkpoint, files=files)))
         _LOG.debug("checkpoint %s is complete", self._path.name)
         self._wanted = "to delete older checkpoints"

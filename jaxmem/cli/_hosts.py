@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 from jaxmem.cli._environment import applied_defaults, import_jax, quiet_collectives
-from jaxmem.cli._errors import DOES_NOT_FIT, explain
+from jaxmem.cli._errors import DOES_NOT_FIT, INTERNAL, explain
 from jaxmem.cli._rendezvous import meet
 from jaxmem.errors import ProcessError
 
 AUTO = "auto"
 # JAX's coordinator starts when all processes are there.
-_START_SECONDS = 120
+_START_SECONDS = 60
 
 Coordinator = Annotated[
     str | None,
@@ -87,14 +87,14 @@ def joined(coordinator: str | None, num_processes: int | None, process_id: int |
     _initialize(coordinator, num_processes, process_id)
     from jaxmem._peers import Failure, peers
 
-    with quiet_collectives():
-        _connect()
     watch = peers()
     if watch is None:
         yield
         return
     watch.is_reported = True
     try:
+        with quiet_collectives():
+            _connect()
         yield
         ended: BaseException | None = None
     except typer.Exit as error:
@@ -160,13 +160,16 @@ def _hope(folder: str) -> Callable[[], str]:
 
 def _initialize(coordinator: str, num_processes: int | None, process_id: int | None) -> None:
     auto = coordinator == AUTO
+    jax = import_jax()  # takes seconds, in which a process that the others have met could be lost unseen
     if not auto:
         assert num_processes is not None and process_id is not None
         host, _, port = coordinator.rpartition(":")
         meet(host.strip("[]"), int(port), num_processes, process_id)
-    jax = import_jax()
     # With it SIGTERM would do nothing: C++ catches it, for a protocol that a loop has to take part in.
     jax.config.update("jax_enable_preemption_service", False)
+    from jaxmem._compat import on_abort  # needs JAX
+
+    on_abort(_alone)  # JAX aborts this process where the others do not come
     try:
         if auto:
             jax.distributed.initialize()
@@ -180,6 +183,16 @@ def _initialize(coordinator: str, num_processes: int | None, process_id: int | N
             if auto
             else "Choose another port, or look at the output of process 0.",
         ) from error
+
+
+def _alone() -> None:
+    """Says that JAX's coordinator did not start, and exits"""
+    text = (
+        "jaxmem: JAX's coordinator did not start: another process ended after all were there, or cannot reach process "
+        "0 any more. Look at what the others said, and start all processes again with the same command.\n"
+    )
+    os.write(2, text.encode())
+    os._exit(INTERNAL)
 
 
 def _connect() -> None:

@@ -1,24 +1,19 @@
 """The decision of a step's remat budget as text: put back into a step, and the same in all processes."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 
 import jax
 
-from jaxmem import errors
 from jaxmem._blame import warn
-from jaxmem._processes import agree
+from jaxmem._processes import conversation
 from jaxmem._units import format_bytes
-from jaxmem.errors import ConfigError, JaxmemError, SettingWarning
+from jaxmem.errors import ConfigError, SettingWarning
 from jaxmem.remat.auto import Problem, Rates, ResidualPlan, Stored, build_problem, versions
 from jaxmem.targets import Target, on_target, resolve_target
 from jaxmem.train._program import content, trace_for
 from jaxmem.train._reduction import reduction
 from jaxmem.train._spec import StepSpec
-
-_FAILED = "failed"
-_WHAT = "spending the remat budget"
 
 
 def step_problem(spec: StepSpec, target: Target, rates: Rates | None = None) -> Problem:
@@ -102,29 +97,12 @@ def decided_by_one(spec: StepSpec, target: Target, solve: Callable[[], StepSpec]
     """
     if jax.process_count() == 1:
         return solve()
-    if jax.process_index():
-        return _followed(spec, target, agree("", _WHAT))
-    try:
-        made = solve()
-    except BaseException as error:
-        agree(_failure(error), _WHAT)
-        raise
-    assert made.decision is not None
-    agree(made.decision.to_json(), _WHAT)
-    return made
+    made: list[StepSpec] = []
 
+    def decide() -> str:
+        made.append(solve())
+        assert made[0].decision is not None
+        return made[0].decision.to_json()
 
-def _failure(error: BaseException) -> str:
-    fields = {"wanted": "a remat budget spent by process 0", "got": f"{type(error).__name__}: {error}", "do": "See it."}
-    if isinstance(error, JaxmemError):
-        fields = {"wanted": error.wanted, "got": error.got, "do": error.do}
-    return json.dumps({_FAILED: type(error).__name__, **fields})
-
-
-def _followed(spec: StepSpec, target: Target, text: str) -> StepSpec:
-    """The spec with the decision of process 0, or its failure raised."""
-    said = json.loads(text)
-    if _FAILED in said:
-        kind = getattr(errors, said.pop(_FAILED), JaxmemError)
-        raise kind(**said)
-    return put_back(spec, target, text)
+    text = conversation("spending the remat budget").first_does(decide)
+    return made[0] if made else put_back(spec, target, text)

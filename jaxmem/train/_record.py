@@ -8,7 +8,7 @@ import jax
 
 from jaxmem._blame import warn
 from jaxmem._installed import version
-from jaxmem._processes import agree
+from jaxmem._processes import conversation
 from jaxmem._shown import array_type
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import DecisionError, SettingWarning
@@ -115,7 +115,7 @@ def resumed_step(
     Where it is used, nothing is solved and nothing is compiled. Of several processes the record of process 0 counts;
     all call this.
     """
-    text = agree(stored_decision(record, config) or "", "resuming")
+    text = conversation("resuming").first_does(lambda: stored_decision(record, config))
     if text:
         try:
             return make_train_step(workload, config, mesh=mesh, target=target, decision=text)

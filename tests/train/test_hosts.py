@@ -183,6 +183,18 @@ def test_an_error_of_one_process_reaches_the_user_from_the_others(tmp_path, func
     assert said in re.sub(r"\([^()]*, pid \d+\)", "(HOST)", ends[0][2]), ends
 
 
+def test_a_process_that_is_lost_before_jax_has_started_is_no_abort_without_a_word(tmp_path):
+    alone = f"""
+import jaxmem.cli._hosts as hosts
+hosts.meet, hosts._START_SECONDS = lambda *given: None, 1  # the other was there, and is gone
+with hosts.joined("127.0.0.1:{free_port()}", 2, 0):
+    pass
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "4"}
+    ended = subprocess.run([sys.executable, "-c", alone], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert ended.returncode == 3 and ended.stderr.startswith("jaxmem: JAX's coordinator did not start: "), ended
+
+
 class Store:
     """The part of `Peers` that `Windows` uses, of two processes in this one."""
 
