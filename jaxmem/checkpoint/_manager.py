@@ -3,13 +3,16 @@
 import itertools
 import json
 import math
+import os
 import sys
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxmem import _compat
 from jaxmem._blame import warn
@@ -111,17 +114,22 @@ class Manager:
         Raises:
           CheckpointError: it cannot be written, the save before could not be, or there is a good one of that number.
         """
+        with _TURN:
+            self._save(state, number, record or {}, metrics or {}, optimizer)
+
+    def _save(self, state, number, record, metrics, optimizer) -> None:
         self.wait()
         if not self._is_open:
             self._open()
+        self._others_finish()
         path, count = self.folder / str(_number(state, number)), next(self._saves)
         together = Together(f"{self._name}/save/{count}")
         together.forget(f"{self._name}/save/{count - 2}")  # all have left it, or the one before had no end
         self._pending = Save(
             path,
             state,
-            record=record or {},
-            metrics=metrics or {},
+            record=record,
+            metrics=metrics,
             optimizer=optimizer,
             together=together,
             afterwards=lambda: self._retain(path),
@@ -165,16 +173,22 @@ class Manager:
 
     def _open(self) -> None:
         """Takes the folder for this run, and removes what saves that did not end have left there."""
-        self._name, self._saves = f"manager/{next(_COUNT)}", itertools.count()
-        for manager in list(_OPEN):
-            if manager.folder == self.folder:  # what it is writing must not be taken for a save that did not end
-                manager.wait()
-        left = json.loads(Together(f"{self._name}/open").first_does(self._take))
-        self._is_open = True
-        _OPEN.add(self)
+        with _TURN:
+            self._name, self._saves = f"manager/{next(_COUNT)}", itertools.count()
+            self._others_finish()
+            left = json.loads(Together(f"{self._name}/open").first_does(self._take))
+            self._is_open = True
+            _OPEN.add(self)
         for number in left if jax.process_index() == 0 else ():
             text = f"removed checkpoint {number} of {self.folder}, whose save was not finished"
             warn(text, CheckpointWarning)
+
+    def _others_finish(self) -> None:
+        """Waits for what other managers of this process write there: it must not be taken for a save without an end."""
+        for manager in list(_OPEN):
+            pending = manager._pending
+            if pending is not None and manager.folder.resolve() == self.folder.resolve():
+                pending.join()  # its error is for its own manager
 
     def _take(self) -> str:
         try:
@@ -221,6 +235,7 @@ def save(
 
 
 _OPEN: "weakref.WeakSet[Manager]" = weakref.WeakSet()
+_TURN = threading.RLock()  # of the threads of one process, one begins a save
 _LOCKS: "weakref.WeakValueDictionary[Path, _folder.Lock]" = weakref.WeakValueDictionary()
 
 
@@ -244,14 +259,28 @@ def _finish_all() -> None:
 _compat.before_threads_end(_finish_all)
 
 
+def _after_fork() -> None:
+    """A child has none of the threads that write, and none of the locks: it is another run."""
+    global _TURN
+    _TURN = threading.RLock()
+    for manager in list(_OPEN):
+        manager._pending, manager._is_open, manager._lock = None, False, None
+    _OPEN.clear()
+    _LOCKS.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def _number(state: Any, number: Any) -> int:
     if number is None:
         number = getattr(state, "window", getattr(state, "step", None))
     try:
-        found = int(number)  # pyright: ignore[reportArgumentType]
-    except TypeError:
+        array = np.asarray(number)
+        found = int(array) if array.dtype.kind in "iu" and not array.shape else -1
+    except (TypeError, ValueError, RuntimeError):  # traced, or deleted
         found = -1
-    if found < 0 or isinstance(number, bool | float):
+    if found < 0:
         raise CheckpointError(
             wanted="the number of the checkpoint, 0 or more",
             got="none, and a state without `window` or `step`" if number is None else f"{number!r}",

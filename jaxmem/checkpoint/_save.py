@@ -60,18 +60,18 @@ class Save(threading.Thread):
             path=path,
             leaves={name: described(leaf, name) for name, leaf in leaves.items()},
             mid_window=window_facts(state, optimizer),
-            record=_json(dict(record)),
-            metrics={name: float(value) for name, value in metrics.items()},
+            record=_json(record),
+            metrics=_numbers(metrics),
             versions={name: version(name) or "" for name in _manifest.PACKAGES} | {"python": platform.python_version()},
             processes=self._together.processes,
         )
         arrays = {name: array for name, array in arrays.items() if array.size}  # Orbax writes none without elements
-        self._quiet, self._orbax = _orbax.quiet, None
+        self._silence, self._orbax = contextlib.ExitStack(), None
         try:
             self._together.first_does(self._make_folder)
             if arrays:
-                with self._quiet():
-                    self._orbax = _orbax.start_saving(self._path / _folder.STATE, arrays, self._together)
+                self._silence.enter_context(_orbax.quiet())  # Orbax writes, and speaks, from now on
+                self._orbax = _orbax.start_saving(self._path / _folder.STATE, arrays, self._together)
         except Exception as error:
             told = self._failed(error)
             if _errors.is_device_memory(error):
@@ -88,7 +88,7 @@ class Save(threading.Thread):
 
     def _finish(self) -> None:
         if self._orbax is not None:
-            with self._quiet(), contextlib.closing(self._orbax):
+            with self._silence, contextlib.closing(self._orbax):
                 self._orbax.wait_until_finished()
         together, state = self._together, self._path / _folder.STATE
         names = json.loads(together.first_does(lambda: json.dumps(_files.names_below(state))))
@@ -118,11 +118,20 @@ class Save(threading.Thread):
         return meant
 
 
-def _json(record: dict) -> dict:
+def _json(record: Mapping[str, Any]) -> dict:
     """A record as it will be read; not the caller's own, which may change while it is written."""
     try:
-        return json.loads(json.dumps(record))
+        return json.loads(json.dumps(dict(record)))
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             wanted="a record that is JSON", got=str(error), do="Use numbers, texts, lists and dicts with texts as keys."
+        ) from error
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    try:
+        return {name: float(value) for name, value in dict(metrics).items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(
+            wanted="metrics to be a dict, name → number", got=str(error), do="Take the mean of an array."
         ) from error
