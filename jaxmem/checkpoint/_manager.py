@@ -73,6 +73,7 @@ class Manager:
         self.folder = _restore.absolute(folder)
         self.keep, self.keep_best, self.best, self.best_mode = keep, keep_best, best, best_mode
         self._pending: Save | None = None
+        self._begins = False
         self._open()
 
     def __repr__(self) -> str:
@@ -89,7 +90,10 @@ class Manager:
                 raise
             warn(str(failed), CheckpointWarning)  # and the user's own error is shown
         finally:
-            self._is_open, self._lock = False, None
+            self._is_open = False
+            if self._pending is None:  # else a Ctrl-C ended the wait, and the folder is still written to
+                with _TURN:  # nobody looks for the lock while it is let go of
+                    self._lock = None
 
     def save(
         self,
@@ -122,18 +126,22 @@ class Manager:
         if not self._is_open:
             self._open()
         self._others_finish()
+        if self._begins:
+            got = "one in the middle of another's beginning, as by a handler of a signal"
+            do = "Let the handler only tell the loop, which saves between two steps."
+            raise CheckpointError(wanted="one save after the other", got=got, do=do)
+        self._begins = True
+        try:
+            self._begin(state, number, record, metrics, optimizer)
+        finally:
+            self._begins = False
+
+    def _begin(self, state, number, record, metrics, optimizer) -> None:
         path, count = self.folder / str(_number(state, number)), next(self._saves)
         together = Together(f"{self._name}/save/{count}")
         together.forget(f"{self._name}/save/{count - 2}")  # all have left it, or the one before had no end
-        self._pending = Save(
-            path,
-            state,
-            record=record,
-            metrics=metrics,
-            optimizer=optimizer,
-            together=together,
-            afterwards=lambda: self._retain(path),
-        )
+        told = {"record": record, "metrics": metrics, "optimizer": optimizer}
+        self._pending = Save(path, state, **told, together=together, afterwards=lambda: self._retain(path))
         self._pending.start()
 
     def wait(self) -> None:
@@ -142,10 +150,10 @@ class Manager:
         Raises:
           CheckpointError: it could not be saved; no older checkpoint was deleted.
         """
-        pending = self._pending
-        if pending is not None:
-            pending.join()
-            self._pending = None
+        while (pending := self._pending) is not None:
+            pending.wait_until_done()
+            if self._pending is pending:  # and not what a handler of a signal has saved meanwhile
+                self._pending = None
             if pending.error is not None:
                 raise pending.error
 
@@ -186,9 +194,8 @@ class Manager:
     def _others_finish(self) -> None:
         """Waits for what other managers of this process write there: it must not be taken for a save without an end."""
         for manager in list(_OPEN):
-            pending = manager._pending
-            if pending is not None and manager.folder.resolve() == self.folder.resolve():
-                pending.join()  # its error is for its own manager
+            if (pending := manager._pending) is not None and manager.folder.resolve() == self.folder.resolve():
+                pending.wait_until_done()  # its error is for its own manager
 
     def _take(self) -> str:
         try:

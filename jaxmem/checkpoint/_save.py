@@ -50,7 +50,8 @@ class Save(threading.Thread):
         from jaxmem.checkpoint import _orbax  # a second to load, which who only imports jaxmem does not pay
 
         self.error: CheckpointError | None = None
-        """What went wrong after the start; to be read when the thread has ended."""
+        """What went wrong after the start; to be read when it is done."""
+        self._done = threading.Event()
         self._path, self._together, self._afterwards = path, together, afterwards
         self._wanted = f"to save checkpoint {path.name}"
         leaves = named_leaves(state)
@@ -80,11 +81,24 @@ class Save(threading.Thread):
         finally:
             del leaves, arrays, state
 
+    def start(self) -> None:
+        try:
+            super().start()
+        except RuntimeError as error:  # the interpreter ends, or there are too many threads
+            self._done.set()
+            raise self._failed(error) from error
+
     def run(self) -> None:
         try:
             self._finish()
         except Exception as error:
             self.error = self._failed(error)
+        finally:
+            self._done.set()
+
+    def wait_until_done(self) -> None:
+        """Waits; again, if a Ctrl-C interrupted it. `join` does not: Python 3.11 then takes the thread for ended."""
+        self._done.wait()
 
     def _finish(self) -> None:
         if self._orbax is not None:

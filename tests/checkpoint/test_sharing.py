@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import threading
 import warnings
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxmem import checkpoint
-from jaxmem.checkpoint import Manager
+from jaxmem.checkpoint import Manager, _files, _folder
 from jaxmem.errors import CheckpointError, CheckpointWarning
 
 LIKE = {"w": np.zeros(1_000_000, np.float32)}
@@ -120,3 +121,37 @@ def test_a_lock_of_something_else_makes_no_folder_of_checkpoints(tmp_path):
     with pytest.raises(CheckpointError, match="a folder of something else: .*/2024"):
         checkpoint.save(tmp_path, state(1), number=1)
     assert sorted(os.listdir(tmp_path)) == [".lock", "2024"] and (tmp_path / ".lock").read_text() == "theirs"
+
+
+def test_a_save_outlives_a_ctrl_c_while_it_is_waited_for(tmp_path, monkeypatch):
+    """Python 3.11 takes a thread for ended whose `join` was interrupted: then the save was lost, without a word."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def digests(*arguments, real=_files.digests):
+        begun.set()
+        go_on.wait()
+        return real(*arguments)
+
+    monkeypatch.setattr(_files, "digests", digests)
+    with Manager(tmp_path) as manager:
+        manager.save(state(1), number=1)
+        begun.wait()
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt), manager:
+            pass
+        assert _folder.is_held(tmp_path)
+        go_on.set()
+    assert not _folder.is_held(tmp_path)
+    assert value_of(tmp_path) == 1
+
+
+def test_a_save_within_the_beginning_of_another_is_refused(tmp_path, monkeypatch):
+    """As a handler of a signal does it."""
+    manager = Manager(tmp_path)
+    monkeypatch.setattr("jaxmem.checkpoint._save.window_facts", lambda *_: manager.save(state(2), number=2))
+    with pytest.raises(CheckpointError, match="one save after the other"):
+        manager.save(state(1), number=1)
+    monkeypatch.undo()
+    manager.save(state(1), number=1)
+    manager.wait()
+    assert value_of(tmp_path) == 1
