@@ -47,9 +47,8 @@ def absolute(folder: str | Path) -> Path:
         if b"\0" in os.fsencode(found):
             raise ValueError("a null character")
     except (RuntimeError, ValueError) as error:  # of a user without a home, or not to be encoded
-        raise CheckpointError(
-            wanted="a folder for checkpoints", got=f"{str(folder)!a}: {error}", do="Choose another folder."
-        ) from error
+        got = f"{str(folder)!a}: {error}".rstrip(".")
+        raise CheckpointError(wanted="a folder for checkpoints", got=got, do="Choose another folder.") from error
     return found
 
 
