@@ -67,7 +67,7 @@ def _copied(source: Path, path: Path) -> None:
 
 def content(folder: Path) -> dict[str, str]:
     """Name → digest of every file below a folder, and of a lock only that it is there."""
-    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != ".lock")
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != ".jaxmem.lock")
     return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 

@@ -162,7 +162,7 @@ def _resume(known: Known, folder: Path, args, outcome: Outcome, name: str) -> No
     if process.value("ends") != known.digests[-1]:
         outcome.wrong.append(f"{name}: {ended}, {process.value('error', 'in another state')}")
     wanted = {str(number) for number in schedule(args[2])[-run.KEEP :]}
-    rest = {path.name for path in folder.iterdir()} - {".lock"}
+    rest = {path.name for path in folder.iterdir()} - {".jaxmem.lock"}
     if not process.all("window"):  # killed after its last save, before that deleted an older one: nothing more is saved
         wanted |= rest & {str(number) for number in before}
     if rest != wanted:

@@ -106,7 +106,7 @@ def pairs(folder: Path, count: int, seed: int) -> list[tuple[str, list[str]]]:
         begun = {process.all("window")[0].value for process in again if process.all("window")}
         if begun and begun != {newest}:
             wrong.append(f"the next pair began at {begun}, and complete were {sorted(before)}")
-        rest = {each.name for each in path.iterdir()} - {".lock"}
+        rest = {each.name for each in path.iterdir()} - {".jaxmem.lock"}
         if not wrong and rest != {str(WINDOWS - 1), str(WINDOWS)}:
             wrong.append(f"in the end there are {sorted(rest)}")
         found.append((f"process {victim} {ended} {how}", wrong))

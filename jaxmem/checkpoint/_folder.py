@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxmem.checkpoint import _manifest
 from jaxmem.errors import CheckpointError, DamagedCheckpointError
 
-LOCK = ".lock"
+LOCK = ".jaxmem.lock"  # not ".lock", which others make, too: it tells whose folder it is
 STATE = "state"  # Orbax writes below it, and beside it while it is not finished
 
 
@@ -44,8 +44,9 @@ _HELD: set[int] = set()
 
 
 def _let_go(file: int) -> None:
-    _HELD.discard(file)
-    os.close(file)
+    if file in _HELD:  # and not closed after a fork, when its number may be that of another file
+        _HELD.discard(file)
+        os.close(file)
 
 
 def _let_go_of_all() -> None:
@@ -137,7 +138,13 @@ def remove_unfinished(folder: Path) -> list[int]:
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint, its manifest first: if it is not removed to its end, it is unfinished and no damage."""
+    """Removes a checkpoint, its manifest first: if it is not removed to its end, it is unfinished and no damage.
+
+    Of a link to one, which is another run's, the link.
+    """
+    if path.is_symlink():
+        path.unlink()
+        return
     (path / _manifest.NAME).unlink(missing_ok=True)
     _manifest.sync_folder(path)
     if path.exists():

@@ -132,6 +132,8 @@ def described(leaf: Any, name: str = "") -> Leaf:
 
         data = jax.eval_shape(look, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
         return Leaf(shape=tuple(data.shape), dtype=str(data.dtype), key=said[0])
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise _refused(name, "a masked array, whose mask would be lost")
     if not (jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == bool):
         raise _refused(name, f"an array of dtype {leaf.dtype}")
     weak = leaf.shape == () and bool(getattr(leaf, "weak_type", False))

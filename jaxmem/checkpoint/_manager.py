@@ -2,13 +2,16 @@
 
 import itertools
 import math
+import os
 import sys
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxmem import _compat
 from jaxmem._blame import warn
@@ -69,6 +72,7 @@ class Manager:
         self.folder = _restore.absolute(folder)
         self.keep, self.keep_best, self.best, self.best_mode = keep, keep_best, best, best_mode
         self._pending: Save | None = None
+        self._begins = False
         self._open()
 
     def __repr__(self) -> str:
@@ -85,7 +89,10 @@ class Manager:
                 raise
             warn(str(failed), CheckpointWarning)  # and the user's own error is shown
         finally:
-            self._is_open, self._lock = False, None
+            self._is_open = False
+            if self._pending is None:  # else a Ctrl-C ended the wait, and the folder is still written to
+                with _TURN:  # nobody looks for the lock while it is let go of
+                    self._lock = None
 
     def save(
         self,
@@ -110,21 +117,30 @@ class Manager:
         Raises:
           CheckpointError: it cannot be written, the save before could not be, or there is a good one of that number.
         """
+        with _TURN:
+            self._save(state, number, record or {}, metrics or {}, optimizer)
+
+    def _save(self, state, number, record, metrics, optimizer) -> None:
         self.wait()
         if not self._is_open:
             self._open()
+        self._others_finish()
+        if self._begins:
+            got = "one in the middle of another's beginning, as by a handler of a signal"
+            do = "Let the handler only tell the loop, which saves between two steps."
+            raise CheckpointError(wanted="one save after the other", got=got, do=do)
+        self._begins = True
+        try:
+            self._begin(state, number, record, metrics, optimizer)
+        finally:
+            self._begins = False
+
+    def _begin(self, state, number, record, metrics, optimizer) -> None:
         path, count = self.folder / str(_number(state, number)), next(self._saves)
         together = Together(f"{self._name}/save/{count}")
         together.forget(f"{self._name}/save/{count - 2}")  # all have left it, or the one before had no end
-        self._pending = Save(
-            path,
-            state,
-            record=record or {},
-            metrics=metrics or {},
-            optimizer=optimizer,
-            together=together,
-            afterwards=lambda: self._retain(path),
-        )
+        told = {"record": record, "metrics": metrics, "optimizer": optimizer}
+        self._pending = Save(path, state, **told, together=together, afterwards=lambda: self._retain(path))
         self._pending.start()
 
     def wait(self) -> None:
@@ -133,10 +149,10 @@ class Manager:
         Raises:
           CheckpointError: it could not be saved; no older checkpoint was deleted.
         """
-        pending = self._pending
-        if pending is not None:
-            pending.join()
-            self._pending = None
+        while (pending := self._pending) is not None:
+            pending.wait_until_done()
+            if self._pending is pending:  # and not what a handler of a signal has saved meanwhile
+                self._pending = None
             if pending.error is not None:
                 raise pending.error
 
@@ -164,16 +180,21 @@ class Manager:
 
     def _open(self) -> None:
         """Takes the folder for this run, and removes what saves that did not end have left there."""
-        self._name, self._saves = f"manager/{next(_COUNT)}", itertools.count()
-        for manager in list(_OPEN):
-            if manager.folder == self.folder:  # what it is writing must not be taken for a save that did not end
-                manager.wait()
-        left = Together(f"{self._name}/open").first_does(self._take)
-        self._is_open = True
-        _OPEN.add(self)
+        with _TURN:
+            self._name, self._saves = f"manager/{next(_COUNT)}", itertools.count()
+            self._others_finish()
+            left = Together(f"{self._name}/open").first_does(self._take)
+            self._is_open = True
+            _OPEN.add(self)
         for number in left if jax.process_index() == 0 else ():
             text = f"removed checkpoint {number} of {self.folder}, whose save was not finished"
             warn(text, CheckpointWarning)
+
+    def _others_finish(self) -> None:
+        """Waits for what other managers of this process write there: it must not be taken for a save without an end."""
+        for manager in list(_OPEN):
+            if (pending := manager._pending) is not None and manager.folder.resolve() == self.folder.resolve():
+                pending.wait_until_done()  # its error is for its own manager
 
     def _take(self) -> list[int]:
         try:
@@ -220,6 +241,7 @@ def save(
 
 
 _OPEN: "weakref.WeakSet[Manager]" = weakref.WeakSet()
+_TURN = threading.RLock()  # of the threads of one process, one begins a save
 _LOCKS: "weakref.WeakValueDictionary[Path, _folder.Lock]" = weakref.WeakValueDictionary()
 
 
@@ -243,14 +265,28 @@ def _finish_all() -> None:
 _compat.before_threads_end(_finish_all)
 
 
+def _after_fork() -> None:
+    """A child has none of the threads that write, and none of the locks: it is another run."""
+    global _TURN
+    _TURN = threading.RLock()
+    for manager in list(_OPEN):
+        manager._pending, manager._is_open, manager._lock = None, False, None
+    _OPEN.clear()
+    _LOCKS.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def _number(state: Any, number: Any) -> int:
     if number is None:
         number = getattr(state, "window", getattr(state, "step", None))
     try:
-        found = int(number)  # pyright: ignore[reportArgumentType]
-    except TypeError:
+        array = np.asarray(number)
+        found = int(array) if array.dtype.kind in "iu" and not array.shape else -1
+    except (TypeError, ValueError, RuntimeError):  # traced, or deleted
         found = -1
-    if found < 0 or isinstance(number, bool | float):
+    if found < 0:
         raise CheckpointError(
             wanted="the number of the checkpoint, 0 or more",
             got="none, and a state without `window` or `step`" if number is None else f"{number!r}",

@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxmem._shown import Brief
@@ -75,6 +76,7 @@ checkpoint was saved with.
     """
     trees = named_leaves(like)
     wanted = {name: described(leaf, name) for name, leaf in trees.items()}
+    _check_jax_holds(trees, wanted)
     may_cast = _matched(cast, [name for name, leaf in wanted.items() if _kind(leaf.dtype) in ("float", "complex")])
     moved = migrate(saved, wanted, mid_window or {}, optimizer)
     sources = {name: moved.moved.get(name, name) for name in wanted if name not in moved.zeros}
@@ -135,16 +137,17 @@ def _kind(dtype: str) -> str:
 def _matched(cast: str | Sequence[str], names: list[str]) -> set[str]:
     """The names, of floats, that patterns match."""
     found = set()
-    for pattern in [cast] if isinstance(cast, str) else cast:
+    for pattern in [cast] if isinstance(cast, str) or not isinstance(cast, Iterable) else cast:
+        if not isinstance(pattern, str):
+            raise _no_pattern(f"a {type(pattern).__name__}")
+        matched = {name for name in names if name == pattern or name.startswith(pattern.rstrip("/") + "/")}
         try:
             of = re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise CheckpointError(
-                wanted="cast to be names of leaves, their first parts, or regular expressions",
-                got=f"{pattern!r} ({error})",
-                do="For example cast='opt_state'.",
-            ) from None
-        matched = {name for name in names if of.fullmatch(name) or name.startswith(pattern.rstrip("/") + "/")}
+        except re.error as error:
+            if not matched:
+                raise _no_pattern(f"{pattern!r} ({error})") from None
+        else:
+            matched |= {name for name in names if of.fullmatch(name)}
         if not matched:
             raise CheckpointError(
                 wanted="every pattern of cast to match a leaf of floats",
@@ -154,6 +157,36 @@ def _matched(cast: str | Sequence[str], names: list[str]) -> set[str]:
             )
         found |= matched
     return found
+
+
+def _no_pattern(got: str) -> CheckpointError:
+    return CheckpointError(
+        wanted="cast to be names of leaves, their first parts, or regular expressions",
+        got=got,
+        do="For example cast='opt_state'.",
+    )
+
+
+def _check_jax_holds(trees: Mapping[str, Any], wanted: Mapping[str, Leaf]) -> None:
+    """CheckpointError for an array that cannot be where it is wanted, or only with half of its bits (0 for 2**40)."""
+    for name, tree in trees.items():
+        if not hasattr(tree, "sharding"):
+            continue
+        try:
+            if tree.sharding is not None and not isinstance(tree, jax.Array):
+                tree.sharding.devices_indices_map(tuple(tree.shape))
+        except Exception as error:
+            raise CheckpointError(
+                wanted=f"a sharding that can hold {name} {wanted[name]}",
+                got=f"{tree.sharding}: {error}".rstrip("."),
+                do="Give the tree shardings of a mesh with devices, which divide its arrays.",
+            ) from error
+        if not wanted[name].key and jax.dtypes.canonicalize_dtype(tree.dtype) != tree.dtype:
+            raise CheckpointError(
+                wanted=f"to restore {name} as {wanted[name]}",
+                got="JAX without 64 bits",
+                do='Call jax.config.update("jax_enable_x64", True), or restore it as an array of NumPy.',
+            )
 
 
 def _told(found: Differences) -> str:

@@ -3,9 +3,13 @@
 import dataclasses
 import itertools
 import logging
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from jaxmem._blame import warn
 from jaxmem._processes import Together
@@ -23,8 +27,28 @@ DAMAGED: set[Path] = set()
 
 
 def absolute(folder: str | Path) -> Path:
-    """A folder as an absolute path, which Orbax wants."""
-    return Path(folder).expanduser().absolute()
+    """A folder as an absolute path, which Orbax wants.
+
+    Raises:
+      CheckpointError: it is none of this machine's file system.
+    """
+    if not isinstance(folder, (str, Path)) or not str(folder):
+        got = repr(folder) if isinstance(folder, str) else f"a {type(folder).__name__}"
+        raise CheckpointError(wanted="a folder for checkpoints", got=got, do="Name one by a text or a Path.")
+    if scheme := re.match(r"\w[\w+.-]+:/", str(folder)):
+        raise CheckpointError(
+            wanted="a folder of this machine's file system for checkpoints",
+            got=f"{folder}, on {scheme[0]}/",
+            do="Only folders are supported now: name one, or where the storage is mounted.",
+        )
+    try:
+        found = Path(folder).expanduser().absolute()
+        if b"\0" in os.fsencode(found):
+            raise ValueError("a null character")
+    except (RuntimeError, ValueError) as error:  # of a user without a home, or not to be encoded
+        got = f"{str(folder)!a}: {error}".rstrip(".")
+        raise CheckpointError(wanted="a folder for checkpoints", got=got, do="Choose another folder.") from error
+    return found
 
 
 def latest(folder: str | Path) -> Checkpoint | None:
@@ -134,7 +158,7 @@ def restore(
 
     def read() -> Any:
         try:
-            with _orbax.quiet():
+            with _orbax.quiet(), jax.transfer_guard("allow"):  # which a user may forbid; here it is asked for
                 return _read.read(checkpoint.path / _folder.STATE, reading, like)
         except Exception as error:
             told = _errors.unreadable(error, checkpoint.path, checkpoint.versions.get("orbax-checkpoint"))

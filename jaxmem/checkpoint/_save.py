@@ -50,7 +50,8 @@ class Save(threading.Thread):
         from jaxmem.checkpoint import _orbax  # a second to load, which who only imports jaxmem does not pay
 
         self.error: CheckpointError | None = None
-        """What went wrong after the start; to be read when the thread has ended."""
+        """What went wrong after the start; to be read when it is done."""
+        self._done = threading.Event()
         self._path, self._together, self._afterwards = path, together, afterwards
         self._wanted = f"to save checkpoint {path.name}"
         leaves = named_leaves(state)
@@ -60,18 +61,18 @@ class Save(threading.Thread):
             path=path,
             leaves={name: described(leaf, name) for name, leaf in leaves.items()},
             mid_window=window_facts(state, optimizer),
-            record=_json(dict(record)),
-            metrics={name: float(value) for name, value in metrics.items()},
+            record=_json(record),
+            metrics=_numbers(metrics),
             versions={name: version(name) or "" for name in _manifest.PACKAGES} | {"python": platform.python_version()},
             processes=self._together.processes,
         )
         arrays = {name: array for name, array in arrays.items() if array.size}  # Orbax writes none without elements
-        self._quiet, self._orbax = _orbax.quiet, None
+        self._silence, self._orbax = contextlib.ExitStack(), None
         try:
             self._together.first_does(self._make_folder)
             if arrays:
-                with self._quiet():
-                    self._orbax = _orbax.start_saving(self._path / _folder.STATE, arrays, self._together)
+                self._silence.enter_context(_orbax.quiet())  # Orbax writes, and speaks, from now on
+                self._orbax = _orbax.start_saving(self._path / _folder.STATE, arrays, self._together)
         except Exception as error:
             told = self._failed(error)
             if _errors.is_device_memory(error):
@@ -80,15 +81,28 @@ class Save(threading.Thread):
         finally:
             del leaves, arrays, state
 
+    def start(self) -> None:
+        try:
+            super().start()
+        except RuntimeError as error:  # the interpreter ends, or there are too many threads
+            self._done.set()
+            raise self._failed(error) from error
+
     def run(self) -> None:
         try:
             self._finish()
         except Exception as error:
             self.error = self._failed(error)
+        finally:
+            self._done.set()
+
+    def wait_until_done(self) -> None:
+        """Waits; again, if a Ctrl-C interrupted it. `join` does not: Python 3.11 then takes the thread for ended."""
+        self._done.wait()
 
     def _finish(self) -> None:
         if self._orbax is not None:
-            with self._quiet(), contextlib.closing(self._orbax):
+            with self._silence, contextlib.closing(self._orbax):
                 self._orbax.wait_until_finished()
         together, state = self._together, self._path / _folder.STATE
         names = together.first_does(lambda: _files.names_below(state))
@@ -117,11 +131,20 @@ class Save(threading.Thread):
         return meant
 
 
-def _json(record: dict) -> dict:
+def _json(record: Mapping[str, Any]) -> dict:
     """A record as it will be read; not the caller's own, which may change while it is written."""
     try:
-        return json.loads(json.dumps(record))
+        return json.loads(json.dumps(dict(record)))
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             wanted="a record that is JSON", got=str(error), do="Use numbers, texts, lists and dicts with texts as keys."
+        ) from error
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    try:
+        return {name: float(value) for name, value in dict(metrics).items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(
+            wanted="metrics to be a dict, name → number", got=str(error), do="Take the mean of an array."
         ) from error

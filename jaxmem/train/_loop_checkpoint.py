@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +89,12 @@ class Checkpoints:
             if make is None:
                 _delete(state)
             restored = self._manager.restore(like, found, cast=self._cast)
+        if int(restored.window) != found.number:  # later windows would be saved under smaller numbers, and not be found
+            raise CheckpointError(
+                wanted=f"the state after window {found.number} in {found.path}",
+                got=f"the one after window {int(restored.window)}, saved under another number",
+                do="Restore it with jaxmem.checkpoint.restore, and go on from there in another folder.",
+            )
         self.restored, self._saved = found, found.number
         different = changes(found.record, found.versions, self.step)
         say(f"resumed at window {found.number} from {found.path}" + (f" ({', '.join(different)})" * bool(different)))
@@ -155,12 +160,6 @@ def manager_of(checkpoint: Any, **options) -> Any:
             wanted="checkpoint to be a jaxmem.checkpoint.Manager or a folder",
             got=repr(checkpoint) if isinstance(checkpoint, str) else f"a {type(checkpoint).__name__}",
             do='Write train_loop(..., checkpoint="checkpoints").',
-        )
-    if scheme := re.match(r"\w[\w+.-]+:/", str(checkpoint)):
-        raise CheckpointError(
-            wanted="a folder of this machine's file system for checkpoints",
-            got=f"{checkpoint}, on {scheme[0]}/",
-            do="Only folders are supported now: name one, or where the storage is mounted.",
         )
     from jaxmem.checkpoint import Manager  # brings Orbax, whose import takes long
 

@@ -110,13 +110,21 @@ def as_json(state: Any) -> dict[str, Any]:
     >>> as_json({"next_index": 3}), as_json(b"ab"), as_json({"index": (1, 2)})
     ({'state': {'next_index': 3}}, {'state': 'YWI=', 'encoding': 'base64'}, {})
     """
+    if state is None:
+        return {}
     if isinstance(state, bytes):  # of grain's DataLoader
         return {"state": base64.b64encode(state).decode(), "encoding": "base64"}
     try:
-        plain = json.loads(json.dumps(state, default=lambda scalar: scalar.item()))
+        plain = json.loads(json.dumps(state, default=_scalar))
         return {"state": plain} if bool(plain == state) else {}
     except (AttributeError, TypeError, ValueError):  # tensors, arrays, objects
         return {}
+
+
+def _scalar(value: Any) -> Any:
+    if getattr(value, "shape", None) != ():
+        raise TypeError("an array, which would come back as a number")
+    return value.item()
 
 
 def _put_back(put: Callable[[Any], Any], position: Mapping[str, Any]) -> None:

@@ -79,9 +79,15 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path, names
     [
         [],
         [".DS_Store"],
-        [".lock", "logs/events"],  # others may lie beside ours
+        [".jaxmem.lock", "logs/events"],  # others may lie beside ours
         ["40/checkpoint.json", "40.damaged/checkpoint.json", "notes.txt"],
-        [".lock", "40/state.orbax-checkpoint-tmp-1/d", "41/state/d", "41/checkpoint.json.new", "42"],  # killed saves
+        [
+            ".jaxmem.lock",
+            "40/state.orbax-checkpoint-tmp-1/d",
+            "41/state/d",
+            "41/checkpoint.json.new",
+            "42",
+        ],  # killed saves
     ],
 )
 def test_a_folder_of_checkpoints_is_accepted(tmp_path, names):

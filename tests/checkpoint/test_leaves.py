@@ -77,7 +77,8 @@ def test_numbers():
 def test_what_is_traced_or_no_array_is_refused():
     with pytest.raises(CheckpointError, match="outside of jit.*'step'"):
         jax.jit(lambda x: storable(x, "step"))(1.0)
-    for leaf, got in (("text", "a str"), (len, "a builtin"), (np.array([None]), "dtype object")):
+    masked = np.ma.array([1.0, 2.0], mask=[False, True])
+    for leaf, got in (("text", "a str"), (len, "a builtin"), (np.array([None]), "dtype object"), (masked, "a masked")):
         with pytest.raises(CheckpointError, match=got):
             described(leaf, "at")
 

@@ -1,6 +1,7 @@
 """Saving beside training, and finding again what is good."""
 
 import errno
+import math
 import shutil
 import subprocess
 import sys
@@ -147,7 +148,7 @@ def test_an_error_in_the_background_is_told_by_the_next_call_and_costs_nothing_c
                 manager._pending.join()
             with pytest.raises(CheckpointError, match="^Wanted to save checkpoint 2; got a disk that is full: .*\\.$"):
                 call()
-            assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "1"]
+            assert sorted(path.name for path in tmp_path.iterdir()) == [".jaxmem.lock", "1"]
         manager.save(state(4), number=4)
     assert numbers(tmp_path) == [4] and capfd.readouterr() == ("", "")
 
@@ -205,7 +206,7 @@ def test_a_save_that_is_pending_when_the_program_dies_is_finished(tmp_path, disk
         assert after == [] and numbers(tmp_path) == [1, 2]
     else:
         assert len(after) == 1 and after[0].startswith("jaxmem: Wanted to save checkpoint 2; got a disk that is full: ")
-        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "1"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".jaxmem.lock", "1"]
 
 
 def test_managers_of_one_process_share_a_folder_in_turn(tmp_path):
@@ -238,6 +239,17 @@ def test_bad_places_are_one_paragraph(tmp_path):
     }.items():
         with pytest.raises(CheckpointError, match=f"(?i){message}"):
             Manager(place)
+    for place, message in {
+        "": "got ''",
+        "gs://bucket/run": "Only folders",
+        "~nobody-here/run": "home",
+        "a\0b": "null",
+    }.items():
+        for use in (Manager, checkpoint.latest, lambda place: checkpoint.restore(place, state())):
+            with pytest.raises(CheckpointError, match=message):
+                use(place)
+    with pytest.raises(CheckpointError, match="got a NoneType"):
+        checkpoint.latest(None)  # pyright: ignore[reportArgumentType]
     (tmp_path / "model.py").write_text("")
     with pytest.raises(CheckpointError, match="something else"):
         checkpoint.save(tmp_path, state(), number=1)
@@ -304,9 +316,12 @@ def test_numbers_come_from_the_state_or_must_be_given(tmp_path):
     jax.tree_util.register_pytree_node(State, lambda s: ((s["w"],), None), lambda _, leaves: State(w=leaves[0]))
     with Manager(tmp_path) as manager:
         manager.save(State(w=jnp.ones(2)))
-        for number in (None, -1, 1.5, True):
+        for number in (None, -1, 1.5, True, "7", math.nan, jnp.float32(2.5), jnp.ones(2, int)):
             with pytest.raises(CheckpointError, match="number of the checkpoint, 0 or more"):
                 manager.save(state(), number=number)
         with pytest.raises(CheckpointError, match="a record that is JSON"):
             manager.save(state(), number=8, record={"x": object()})
+        for metrics in ({"loss": jnp.ones(2)}, {"loss": None}, {"loss": "low"}, [1.0]):
+            with pytest.raises(CheckpointError, match="metrics to be a dict, name → number"):
+                manager.save(state(), number=8, metrics=metrics)
     assert numbers(tmp_path) == [7]

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from jaxmem.accumulate import multi_steps
-from jaxmem.checkpoint._leaves import described, named_leaves
+from jaxmem.checkpoint._leaves import Leaf, described, named_leaves
 from jaxmem.checkpoint._match import match
 from jaxmem.checkpoint._windows import window_facts
 from jaxmem.errors import CheckpointError, CheckpointMismatchError
@@ -231,3 +231,33 @@ def test_facts_of_windows():
     two = {"a": inner, "b": inner}  # whose of them an optimizer is, nothing tells
     assert window_facts(two, OURS) == {"a": known, "b": known}
     assert window_facts({"opt_state": PLAIN.init(params)}, PLAIN) == {}
+
+
+@pytest.mark.parametrize("name", ["w(1)", "a+b", "w[", "*"])
+def test_a_name_is_cast_by_itself_where_it_is_no_regular_expression_or_another_one(name):
+    saved = {name: Leaf(shape=(), dtype="float32")}
+    assert match(saved, {name: jnp.zeros((), jnp.bfloat16)}, cast=name).sources == {name: name}
+
+
+@pytest.mark.parametrize("cast", [None, 3, [b"w"], lambda name: True])
+def test_what_is_no_pattern_is_named(cast):
+    with pytest.raises(CheckpointError, match=f"got a {type(cast[0] if isinstance(cast, list) else cast).__name__}"):
+        match({"w": Leaf(shape=(), dtype="float32")}, {"w": jnp.zeros(())}, cast=cast)
+
+
+def test_64_bits_are_not_halved_without_a_word():
+    saved = {"n": Leaf(shape=(), dtype="int64")}
+    match(saved, {"n": np.int64(0)})
+    with pytest.raises(CheckpointError, match=r"to restore n as int64\[\]; got JAX without 64 bits"):
+        match(saved, {"n": jax.ShapeDtypeStruct((), np.int64)})
+    with jax.enable_x64(True):
+        match(saved, {"n": jax.ShapeDtypeStruct((), np.int64)})
+
+
+def test_a_sharding_that_cannot_hold_an_array_is_named():
+    mesh = jax.sharding.AbstractMesh((3,), ("x",))
+    like = jax.ShapeDtypeStruct(
+        (6,), np.float32, sharding=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    )
+    with pytest.raises(CheckpointError, match=r"a sharding that can hold w float32\[6\]; got NamedSharding"):
+        match({"w": Leaf(shape=(6,), dtype="float32")}, {"w": like})

@@ -73,4 +73,4 @@ def test_processes_share_the_work_and_fail_together(tmp_path):
     assert (first["values"], second["values"]) == ([1.0, 17.0], [33.0, 49.0])
     assert "Wanted to save checkpoint 3; got a disk that is full" in second["error"]
     assert "(process 1)" in first["error"] and "a disk that is full" in first["error"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "1", "2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".jaxmem.lock", "1", "2"]

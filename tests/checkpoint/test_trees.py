@@ -245,3 +245,11 @@ def test_a_donated_state_is_named(tmp_path):
     jax.jit(lambda tree: tree, donate_argnums=0)(tree)["w"].block_until_ready()
     with pytest.raises(CheckpointError, match="donated.*'w'"):
         checkpoint.save(tmp_path, tree, number=0)
+
+
+def test_a_guard_against_transfers_does_not_hinder_a_restore(tmp_path):
+    tree = {"w": jnp.arange(3.0), "none": jnp.zeros((3, 0)), "key": jax.random.key(1), "weak": jnp.asarray(1.5)}
+    checkpoint.save(tmp_path, tree, number=0)
+    with jax.transfer_guard("disallow"):
+        restored = checkpoint.restore(tmp_path, tree)
+    assert restored["w"].tolist() == [0, 1, 2] and restored["none"].shape == (3, 0)

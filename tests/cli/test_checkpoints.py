@@ -135,7 +135,9 @@ def test_the_newest_damaged(capfd, tmp_path, trained):
 
 
 def test_two_runs_in_one_folder(refused):
-    held = subprocess.Popen([sys.executable, "-S", "-c", HOLDER, str(refused.folder / ".lock")], stdout=subprocess.PIPE)
+    held = subprocess.Popen(
+        [sys.executable, "-S", "-c", HOLDER, str(refused.folder / ".jaxmem.lock")], stdout=subprocess.PIPE
+    )
     try:
         assert held.stdout and held.stdout.readline()
         refused("another run", f"process {held.pid} on elsewhere")

@@ -16,7 +16,7 @@ import pytest
 from jaxmem import LossOutput, MemoryConfig, WeightedMean, Workload, accumulate, checkpoint, make_train_step
 from jaxmem.errors import CheckpointError, InputError, NonFiniteError, WorkloadError
 from jaxmem.train._loop import run_loop, train_loop
-from jaxmem.train._loop_data import batches_of
+from jaxmem.train._loop_data import as_json, batches_of
 
 WINDOWS = 6
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
@@ -197,6 +197,19 @@ def test_data_that_is_over_stays_over(tmp_path, capsys):
         result = run_loop(add, new_state, [1.0, 2.0], 5, checkpoint=tmp_path, progress=False)
         assert (result.stopped, result.window, result.checkpoint.number) == ("data ended", 2, 2)
     assert result.windows == 0 and capsys.readouterr().err.count("data ended after 2 of 5 windows") == 2
+
+
+@pytest.mark.parametrize("number", [1, 9])
+def test_a_state_under_the_number_of_another_window_is_refused(tmp_path, number):
+    """Under 9, what is trained from window 3 on would never be the newest again."""
+    checkpoint.save(tmp_path, train_loop(add, new_state(), jnp.float32, 3), number=number)
+    with pytest.raises(CheckpointError, match=f"the state after window {number} .* the one after window 3, saved"):
+        train_loop(add, new_state, jnp.float32, 5, checkpoint=tmp_path)
+
+
+def test_what_json_gives_back_as_something_else_is_no_state_of_data():
+    assert as_json(None) == as_json({"index": np.ones(1)}) == as_json({1: 2}) == {}
+    assert as_json({"index": np.int64(3)}) == {"state": {"index": 3}}
 
 
 def test_a_state_is_made_only_if_none_is_restored_and_the_given_one_is_freed(tmp_path):
