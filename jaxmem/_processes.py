@@ -29,6 +29,12 @@ def is_main() -> bool:
     return jax.process_index() == 0
 
 
+def say(text: str) -> None:
+    """One line on stderr, by one of several processes."""
+    if is_main():
+        print(f"jaxmem: {text}", file=sys.stderr, flush=True)
+
+
 class Together:
     """One conversation; every process makes it under the same name, and no name is used twice.
 

@@ -6,20 +6,18 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxmem._blame import named
+from jaxmem._processes import say
 from jaxmem._status import stages
+from jaxmem.checkpoint import Checkpoint, Manager
 from jaxmem.errors import CheckpointError, JaxmemError
 from jaxmem.train._loop_data import Batches
-from jaxmem.train._loop_io import say
 from jaxmem.train._record import changes, record_of, step_of
-
-if TYPE_CHECKING:
-    from jaxmem.checkpoint import Checkpoint
 
 
 class Checkpoints:
@@ -115,21 +113,17 @@ class Checkpoints:
         optimizer = getattr(getattr(self.step, "workload", None), "optimizer", None)
         self._manager.save(state, number=self._saved, record=record, metrics=numbers, optimizer=optimizer)
 
-    def finish(self) -> "Checkpoint | None":
+    def finish(self) -> Checkpoint | None:
         """Waits until all is saved; the newest checkpoint."""
         if self._manager is None:
             return None
         with self._stages(f"saving window {self._saved}"):
             self._manager.wait()
-        return self._newest()
-
-    def _newest(self) -> "Checkpoint | None":
-        assert self._manager is not None
-        return max(self._manager.checkpoints(), key=lambda checkpoint: checkpoint.number, default=None)
+        return _newest(self._manager)
 
     def _tell_last(self, error: BaseException) -> None:
         with contextlib.suppress(JaxmemError, OSError):  # the error under way matters more
-            last = self._newest()
+            last = _newest(self._manager)
             if last is None:
                 return
             told = f"last checkpoint is that of window {last.number}, {last.path}."
@@ -162,15 +156,17 @@ def manager_of(checkpoint: Any, **options) -> Any:
             got=f"{checkpoint}, on {scheme[0]}/",
             do="Only folders are supported now: name one, or where the storage is mounted.",
         )
-    from jaxmem.checkpoint import Manager  # brings Orbax, whose import takes long
-
     return Manager(checkpoint, **options)
 
 
 def newest_record(manager: Any) -> Mapping[str, Any]:
     """The record of a Manager's newest checkpoint, which is not verified; empty where there is none."""
-    newest = max(manager.checkpoints(), key=lambda checkpoint: checkpoint.number, default=None)
+    newest = _newest(manager)
     return {} if newest is None else newest.record
+
+
+def _newest(manager: Any) -> Checkpoint | None:
+    return max(manager.checkpoints(), key=lambda checkpoint: checkpoint.number, default=None)
 
 
 def _maker(step: Any, state: Any) -> Callable[[], Any] | None:

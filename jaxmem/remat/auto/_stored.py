@@ -59,7 +59,7 @@ def stored_form(problem: Problem, assignment: Assignment, compiled: Mapping[str,
         "scans": content.scans,
         "others": list(content.others),
         "kinds": [
-            {**kind.to_dict(), "choices": list(_choices(problem, at, kind, assignment))}
+            {**dataclasses.asdict(kind), "choices": list(_choices(problem, at, kind, assignment))}
             for at, kind in enumerate(content.kinds)
         ],
     }
