@@ -98,8 +98,7 @@ def _structure(group: Group, free: tuple[bool, ...]) -> str:
     c, forward = group.candidates, group.candidates.forward
     lines = [f"free {free} differentiated {forward.differentiated} outputs {forward.num_outputs}"]
     lines.append(f"residuals {c.is_residual.tolist()} once {c.fixed.tolist()}")
-    lines += _lines(forward.jaxpr)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return digest([*lines, *_lines(forward.jaxpr)])
 
 
 def _lines(jaxpr) -> Iterator[str]:
