@@ -66,6 +66,18 @@ class Together:
             return [value]
         point = f"{self._prefix}/{self._count if key is None else key}"
         _compat.coordinator().key_value_set(f"{point}/{self.process}", json.dumps([self._what, value]))
+        said = self._all_at(point, seconds)
+        for process, (what, _) in said.items():
+            if what != self._what:
+                raise ProcessError(
+                    wanted=f"all processes to do the same, as process {self.process} does: {self._what}",
+                    got=f"process {process} at {what}",
+                    do="Run the same program, with the same arguments, in every process.",
+                )
+        return [said[process][1] for process in range(self.processes)]
+
+    def _all_at(self, point: str, seconds: float) -> dict[int, Any]:
+        """What all said at a point, by process, once they did."""
         began = told = time.monotonic()
         pause = 0.005 * self.processes
         while len(said := _said(point)) < self.processes:
@@ -84,14 +96,7 @@ class Together:
                 )
             time.sleep(pause)
             pause = max(pause, min(2 * pause, _MOST_PAUSE_SECONDS))
-        for process, (what, _) in said.items():
-            if what != self._what:
-                raise ProcessError(
-                    wanted=f"all processes to do the same, as process {self.process} does: {self._what}",
-                    got=f"process {process} at {what}",
-                    do="Run the same program, with the same arguments, in every process.",
-                )
-        return [said[process][1] for process in range(self.processes)]
+        return said
 
     def barrier(self, *, key: str, timeout_ms: int) -> None:
         """`gather` as Orbax calls it, so that a failure elsewhere ends its wait."""
