@@ -78,14 +78,14 @@ class Together:
 
     def _all_at(self, point: str, seconds: float) -> dict[int, Any]:
         """What all said at a point, by process, once they did."""
-        began = told = time.monotonic()
+        began = spoke = time.monotonic()
         pause = 0.005 * self.processes
         while len(said := _said(point)) < self.processes:
             for failure in _said(f"{self._prefix}/failed").values():
                 raise _rebuilt(failure)
             late, now = min(set(range(self.processes)) - set(said)), time.monotonic()
-            if self._what and now - told > _LATE_SECONDS:
-                told = now
+            if self._what and now - spoke > _LATE_SECONDS:
+                spoke = now
                 text = f"jaxmem: {self._what}: waiting for process {late} since {now - began:.0f} s"
                 print(text, file=sys.stderr, flush=True)
             if not self._what and now - began > seconds:
