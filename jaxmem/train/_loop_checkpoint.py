@@ -38,15 +38,10 @@ class Checkpoints:
         self._manager = None if checkpoint is None else manager_of(checkpoint)
         self._is_ours = self._manager is not checkpoint
         self.step, self._every, self._cast, self._shown = step, every, cast, shown
-        self._stack = contextlib.ExitStack()
         self._saved = 0
         self.restored: Checkpoint | None = None
 
     def __enter__(self) -> "Checkpoints":
-        if self._manager is not None and self._is_ours:
-            self._stack.enter_context(self._manager)
-        elif self._manager is not None:  # its owner closes it
-            self._stack.callback(self._manager.wait)
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
@@ -54,7 +49,10 @@ class Checkpoints:
             return
         try:
             with self._stages(f"saving window {self._saved}"):
-                self._stack.__exit__(kind, error, traceback)
+                if self._is_ours:
+                    self._manager.__exit__(kind, error, traceback)
+                else:  # its owner closes it
+                    self._manager.wait()
         except Exception as failed:
             if error is None:
                 raise
