@@ -147,6 +147,10 @@ def restore(
 
 def _chosen(where: str | Path | Checkpoint, number: int | None) -> Checkpoint:
     if isinstance(where, Checkpoint):
+        if number not in (None, where.number):
+            raise CheckpointError(
+                wanted=f"number={where.number}, or none, with a Checkpoint", got=f"{number!r}", do="Pass a folder."
+            )
         return where if where.verified else _verified(where, _together())
     folder = absolute(where)
     if number is not None:
