@@ -191,8 +191,8 @@ def vanishing(kind: str, folder: Path) -> Iterator[Case]:
     for how in ("renamed", "replaced by a file"):
         path, away = folder / f"vanishing {how}", folder / f"away {how}"
         process = start(run.train, kind, str(path), 1)
-        while not complete(path):
-            process.until("no such event", 0.01)
+        while not complete(path) and not process.all("over"):
+            process.until("over", 0.01)
         path.rename(away)
         if how != "renamed":
             path.write_text("a file")

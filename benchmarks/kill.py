@@ -17,7 +17,6 @@ matter.
 import argparse
 import collections
 import concurrent.futures
-import dataclasses
 import multiprocessing
 import os
 import shutil
@@ -53,8 +52,8 @@ def kills(folder: Path, wanted: int, jobs: int, seed: int) -> tuple[Outcome, int
             kinds = [run.KINDS[s % len(run.KINDS)] for s in seeds]
             for outcome in pool.map(one, kinds, map(known.get, kinds), [folder] * len(seeds), seeds):
                 runs += bool(outcome.kills)
-                for field in dataclasses.fields(Outcome):
-                    getattr(total, field.name).extend(getattr(outcome, field.name))
+                for name, found in vars(outcome).items():
+                    getattr(total, name).extend(found)
                 if sys.stderr.isatty():
                     print(f"\r{runs} runs, {len(total.kills)} kills", end="", file=sys.stderr)
     return total, runs
@@ -83,19 +82,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="jaxmem-kill-") as name:
         folder, started = Path(name), time.perf_counter()
         outcome, runs = kills(folder, options.runs, options.jobs, options.seed)
-        lists = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(Outcome)}
-        figures: dict[str, float] = {"runs": runs, **{name: len(list_) for name, list_ in lists.items()}}
-        figures["kill_seconds"] = time.perf_counter() - started
+        kill_seconds = time.perf_counter() - started
         paired = pairs(folder / "pairs", options.pairs, options.seed)
         damaged, disks = damage(folder, options.seed), list(cases("adam", folder / "disks"))
-        figures["seconds"] = time.perf_counter() - started
-    figures |= {"damages": len(damaged), "disks": sum(not case.left_out for case in disks)}
-    lists |= {"unnoticed": [f"{name}: {wrong}" for name, wrong in damaged if wrong]}
-    lists |= {"disks_wrong": [f"{case.kind}: {case.name}: {case.wrong}" for case in disks if case.wrong]}
-    figures |= {"pairs": len(paired)}
-    lists |= {"pairs_wrong": [f"{name}: {wrong}" for name, wrong in paired if wrong]}
-    figures |= {name: len(lists[name]) for name in ("unnoticed", "disks_wrong", "pairs_wrong")}
-    notes = {name: list_[:20] for name, list_ in lists.items() if name != "kills" and list_}
+        seconds = time.perf_counter() - started
+    lists = {
+        **vars(outcome),
+        "unnoticed": [f"{name}: {wrong}" for name, wrong in damaged if wrong],
+        "disks_wrong": [f"{case.kind}: {case.name}: {case.wrong}" for case in disks if case.wrong],
+        "pairs_wrong": [f"{name}: {wrong}" for name, wrong in paired if wrong],
+    }
+    figures = {"runs": runs, "kill_seconds": kill_seconds, "seconds": seconds}
+    figures |= {"pairs": len(paired), "damages": len(damaged), "disks": sum(not case.left_out for case in disks)}
+    figures |= {name: len(found) for name, found in lists.items()}
+    notes: dict[str, object] = {name: found[:20] for name, found in lists.items() if name != "kills" and found}
     notes["disks"] = collections.Counter(f"{case.kind}{', left out' * case.left_out}" for case in disks)
     emit(figures, target="cpu", provenance=dict.fromkeys(figures, "measured"), notes=notes, out=options.json)
 

@@ -29,6 +29,12 @@ def is_main() -> bool:
     return jax.process_index() == 0
 
 
+def say(text: str) -> None:
+    """One line on stderr, by one of several processes."""
+    if is_main():
+        print(f"jaxmem: {text}", file=sys.stderr, flush=True)
+
+
 class Together:
     """One conversation; every process makes it under the same name, and no name is used twice.
 
@@ -60,14 +66,26 @@ class Together:
             return [value]
         point = f"{self._prefix}/{self._count if key is None else key}"
         _compat.coordinator().key_value_set(f"{point}/{self.process}", json.dumps([self._what, value]))
-        began = told = time.monotonic()
+        said = self._all_at(point, seconds)
+        for process, (what, _) in said.items():
+            if what != self._what:
+                raise ProcessError(
+                    wanted=f"all processes to do the same, as process {self.process} does: {self._what}",
+                    got=f"process {process} at {what}",
+                    do="Run the same program, with the same arguments, in every process.",
+                )
+        return [said[process][1] for process in range(self.processes)]
+
+    def _all_at(self, point: str, seconds: float) -> dict[int, Any]:
+        """What all said at a point, by process, once they did."""
+        began = spoke = time.monotonic()
         pause = 0.005 * self.processes
         while len(said := _said(point)) < self.processes:
             for failure in _said(f"{self._prefix}/failed").values():
                 raise _rebuilt(failure)
             late, now = min(set(range(self.processes)) - set(said)), time.monotonic()
-            if self._what and now - told > _LATE_SECONDS:
-                told = now
+            if self._what and now - spoke > _LATE_SECONDS:
+                spoke = now
                 text = f"jaxmem: {self._what}: waiting for process {late} since {now - began:.0f} s"
                 print(text, file=sys.stderr, flush=True)
             if not self._what and now - began > seconds:
@@ -78,14 +96,7 @@ class Together:
                 )
             time.sleep(pause)
             pause = max(pause, min(2 * pause, _MOST_PAUSE_SECONDS))
-        for process, (what, _) in said.items():
-            if what != self._what:
-                raise ProcessError(
-                    wanted=f"all processes to do the same, as process {self.process} does: {self._what}",
-                    got=f"process {process} at {what}",
-                    do="Run the same program, with the same arguments, in every process.",
-                )
-        return [said[process][1] for process in range(self.processes)]
+        return said
 
     def barrier(self, *, key: str, timeout_ms: int) -> None:
         """`gather` as Orbax calls it, so that a failure elsewhere ends its wait."""

@@ -88,12 +88,12 @@ def read(path: Path) -> Checkpoint:
     try:
         content = (path / NAME).read_bytes()
     except FileNotFoundError as error:
-        raise _damaged(path, f"no {NAME}, so the save was not finished") from error
+        raise damaged(path, f"no {NAME}, so the save was not finished") from error
     except OSError as error:
-        raise _damaged(path, f"a {NAME} that cannot be read: {error.strerror}") from error
+        raise damaged(path, f"a {NAME} that cannot be read: {error.strerror}") from error
     head = content.rpartition(_DIGEST_START)[0]
     if not head or _sealed(head) != content:
-        raise _damaged(path, f"a {NAME} that is damaged: its own digest is another")
+        raise damaged(path, f"a {NAME} that is damaged: its own digest is another")
     body = json.loads(content)
     if body["format"] > FORMAT:
         raise CheckpointError(
@@ -102,7 +102,7 @@ def read(path: Path) -> Checkpoint:
             do="Install that version of jaxmem, or a newer one.",
         )
     if path.name.isdecimal() and path.name != str(body["number"]):
-        raise _damaged(path, f"the {NAME} of checkpoint {body['number']}")
+        raise damaged(path, f"the {NAME} of checkpoint {body['number']}")
     body["leaves"] = {
         name: Leaf(**fields | {"shape": tuple(fields["shape"])}) for name, fields in body["leaves"].items()
     }
@@ -128,7 +128,8 @@ def _sealed(head: bytes) -> bytes:
     return head + _DIGEST % hashlib.sha256(head).hexdigest().encode()
 
 
-def _damaged(path: Path, got: str) -> DamagedCheckpointError:
+def damaged(path: Path, got: str) -> DamagedCheckpointError:
+    """The error for a checkpoint that is not whole."""
     return DamagedCheckpointError(
         wanted=f"a complete checkpoint in {path}",
         got=got,

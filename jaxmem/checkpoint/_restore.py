@@ -72,7 +72,7 @@ def latest(folder: str | Path) -> Checkpoint | None:
         path = folder / str(number)
         try:
             if not complete:
-                raise _damaged(path, ["its save was not finished"])
+                raise _manifest.damaged(path, "its save was not finished")
             return _verified_at(path, together)
         except DamagedCheckpointError as error:
             if complete and _is_deleted(path, together):
@@ -171,6 +171,10 @@ def restore(
 
 def _chosen(where: str | Path | Checkpoint, number: int | None) -> Checkpoint:
     if isinstance(where, Checkpoint):
+        if number not in (None, where.number):
+            raise CheckpointError(
+                wanted=f"number={where.number}, or none, with a Checkpoint", got=f"{number!r}", do="Pass a folder."
+            )
         return where if where.verified else _verified(where, _together())
     folder = absolute(where)
     if number is not None:
@@ -219,16 +223,8 @@ def _verified(checkpoint: Checkpoint, together: Together) -> Checkpoint:
 def _raise_faults(path: Path, found: list[str]) -> None:
     if found:
         DAMAGED.add(path)
-        raise _damaged(path, found)
-
-
-def _damaged(path: Path, found: list[str]) -> DamagedCheckpointError:
-    more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return DamagedCheckpointError(
-        wanted=f"a complete checkpoint in {path}",
-        got="; ".join(found[:_MOST_NAMED]) + more,
-        do="Restore another one: `jaxmem.checkpoint.latest` finds the newest that is good.",
-    )
+        more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        raise _manifest.damaged(path, "; ".join(found[:_MOST_NAMED]) + more)
 
 
 def _none(folder: Path, wanted: str, got: str) -> CheckpointError:

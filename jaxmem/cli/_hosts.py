@@ -96,9 +96,9 @@ def joined(coordinator: str | None, num_processes: int | None, process_id: int |
         with quiet_collectives():
             _connect()
         yield
-        ended: BaseException | None = None
-    except typer.Exit as error:
-        ended = error
+    except typer.Exit:
+        watch.end()
+        raise
     except BaseException as error:
         if "--debug" in sys.argv:
             traceback.print_exception(error)
@@ -107,8 +107,6 @@ def joined(coordinator: str | None, num_processes: int | None, process_id: int |
         watch.fail(Failure(text=problem.text, code=problem.exit_code), told_by_jax=by_jax)
         raise
     watch.end()
-    if ended is not None:
-        raise ended
 
 
 def agree_on_command(file: str, options: Mapping[str, object]) -> None:
@@ -127,21 +125,16 @@ def say_where(step, checkpoint_dir: str | None) -> None:
     import jax
 
     from jaxmem._peers import peers
+    from jaxmem._processes import say
 
     watch = peers()
     if watch is None:
         return
     if checkpoint_dir is not None:
         watch.last_words = _hope(checkpoint_dir)
-    if watch.process == 0:
-        mesh = step.spec.layout.mesh
-        axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
-        rows = "its own rows" if step.workload.per_process_data else "the whole batch"
-        print(
-            f"jaxmem: {watch.count} processes with {jax.device_count()} devices, mesh: {axes}; each gives {rows}",
-            file=sys.stderr,
-            flush=True,
-        )
+    axes = ", ".join(f"{name} {size}" for name, size in step.spec.layout.mesh.shape.items())
+    rows = "its own rows" if step.workload.per_process_data else "the whole batch"
+    say(f"{watch.count} processes with {jax.device_count()} devices, mesh: {axes}; each gives {rows}")
 
 
 def _hope(folder: str) -> Callable[[], str]:

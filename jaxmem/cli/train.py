@@ -1,7 +1,6 @@
 """`jaxmem train`: run the training step on the workload's data."""
 
 import contextlib
-import sys
 from typing import Annotated
 
 import typer
@@ -140,6 +139,7 @@ def training_data(workload):
     """The workload's data; its example batch over and over, with a word on stderr, where that is all there is."""
     import jax
 
+    from jaxmem._processes import say
     from jaxmem.errors import WorkloadError
 
     if workload.data is not None:
@@ -151,7 +151,7 @@ def training_data(workload):
             got="data=None, and an example batch of shapes only" if leaves else "data=None, and an empty example batch",
             do="Pass Workload(..., data=an iterable of batches, or a function window_index -> batch).",
         )
-    print("jaxmem: the workload has no data: training on its example batch over and over", file=sys.stderr)
+    say("the workload has no data: training on its example batch over and over")
     return lambda window: workload.batch
 
 

@@ -91,9 +91,9 @@ def whole_shapes(batch: Any, example: Any, leaves: Iterable[tuple[Any, int | Non
       example: shapes of a whole batch.
       leaves: of the batch, with example axis; None leaves included.
     """
-    wholes, structure = jax.tree.flatten(example, is_leaf=_is_none)
+    wholes, structure = jax.tree.flatten(example, is_leaf=is_none)
     leaves = list(leaves)
-    if jax.tree.structure(batch, is_leaf=_is_none) != structure:
+    if jax.tree.structure(batch, is_leaf=is_none) != structure:
         raise BatchError(
             wanted="a batch of the structure of the workload's example batch",
             got=str(jax.tree.structure(batch))[:300],
@@ -116,7 +116,7 @@ def put(batch: Any, shardings: Any, whole: Any) -> Any:
     Raises:
       BatchError: it does not hold as many rows as lie on this process's devices.
     """
-    return jax.tree_util.tree_map_with_path(_put, batch, shardings, whole, is_leaf=_is_none)
+    return jax.tree_util.tree_map_with_path(_put, batch, shardings, whole, is_leaf=is_none)
 
 
 def _put(path: Any, leaf: Any, sharding: NamedSharding, whole: Any) -> Any:
@@ -149,7 +149,8 @@ def _shape_here(sharding: NamedSharding, whole: tuple[int, ...]) -> tuple[int, .
     return tuple(sizes)
 
 
-def _is_none(leaf: Any) -> bool:
+def is_none(leaf: Any) -> bool:
+    """Whether a batch has nothing there; JAX would take it for structure."""
     return leaf is None
 
 

@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jaxmem.errors import BatchError, ConfigError, MeshError
 from jaxmem.targets import describe_mesh, in_mesh, mesh_of
 from jaxmem.train import _hosts
+from jaxmem.train._hosts import is_none
 from jaxmem.train._state import TrainState
 from jaxmem.workload import Workload, path_string
 
@@ -95,7 +96,7 @@ class Layout:
         """
         rows = self.rows
         entry = next((part for part in (rows.spec if rows else ()) if part is not None), None)
-        own = [sharding_of(leaf) for leaf in jax.tree.leaves(self.workload.batch, is_leaf=_is_none)]
+        own = [sharding_of(leaf) for leaf in jax.tree.leaves(self.workload.batch, is_leaf=is_none)]
         leaves = list(self.leaves(batch))
         own = own if len(own) == len(leaves) else [None] * len(leaves)
 
@@ -120,7 +121,7 @@ class Layout:
             )
 
         specs = [place(leaf, axis, sharding) for (leaf, axis), sharding in zip(leaves, own, strict=True)]
-        return jax.tree.structure(batch, is_leaf=_is_none).unflatten(specs)
+        return jax.tree.structure(batch, is_leaf=is_none).unflatten(specs)
 
     def put(self, batch: Any, example: Callable[[], Any], *, uneven: bool = False) -> Any:
         """A batch on the mesh; with several processes their own rows, if that is what they give.
@@ -138,8 +139,8 @@ class Layout:
 
     def leaves(self, batch: Any) -> Iterator[tuple[Any, int | None]]:
         """(leaf, example axis) of a batch, None leaves included."""
-        leaves = jax.tree.leaves(batch, is_leaf=_is_none)
-        axes = jax.tree.leaves(jax.tree.broadcast(self.workload.batch_axes, batch, is_leaf=_is_none), is_leaf=_is_none)
+        leaves = jax.tree.leaves(batch, is_leaf=is_none)
+        axes = jax.tree.leaves(jax.tree.broadcast(self.workload.batch_axes, batch, is_leaf=is_none), is_leaf=is_none)
         return zip(leaves, axes, strict=True)
 
     # -- state -------------------------------------------------------------------------------------
@@ -234,7 +235,3 @@ def _divides(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
 def _is_here(mesh: Any) -> bool:
     """Whether it is over devices of this machine's own backend."""
     return isinstance(mesh, Mesh) and mesh.devices.flat[0].platform == jax.default_backend()
-
-
-def _is_none(x: Any) -> bool:
-    return x is None

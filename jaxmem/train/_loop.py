@@ -3,24 +3,23 @@
 import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from jaxmem._blame import warn
 from jaxmem._cell import shortening
+from jaxmem._processes import say
+from jaxmem.checkpoint import Checkpoint
 from jaxmem.errors import InputError, SettingWarning, StateError, WorkloadError
 from jaxmem.train._hosts import agreeing_windows, check_same_batch, check_same_step, failing_together
 from jaxmem.train._loop_checkpoint import Checkpoints
 from jaxmem.train._loop_data import batches_of, check_data
-from jaxmem.train._loop_io import LINE_SECONDS, Interrupts, MetricsFile, Progress, say
+from jaxmem.train._loop_io import LINE_SECONDS, Interrupts, MetricsFile, Progress
 from jaxmem.train._loop_memory import LoopMemory, Watch
 from jaxmem.train._loop_readings import Readings
 from jaxmem.train._state import check_alive
-
-if TYPE_CHECKING:
-    from jaxmem.checkpoint import Checkpoint
 
 # Windows dispatched ahead of the device. Each holds its batch in device memory, and Ctrl-C waits for
 # all of them; a few are enough to keep the device busy.
@@ -51,7 +50,7 @@ class LoopResult:
     metrics: Mapping[str, Any]
     memory: LoopMemory | None = None
     window: int = 0
-    checkpoint: "Checkpoint | None" = None
+    checkpoint: Checkpoint | None = None
 
 
 @shortening()
@@ -192,20 +191,19 @@ def run_loop(
             )
         batches = batches_of(data, first, saves.position)
         resumed = saves.restored is not None
-        in_flight, metrics, window, stopped = collections.deque(), {}, first - 1, "done"
+        in_flight, metrics, window, stopped = collections.deque(), {}, first - 1, ""
         windows = agreeing_windows(first)
         with Interrupts(terminate=terminate) as signals:
             with (
                 Progress(num_steps, before=first - begin, shown=progress, line_seconds=line_seconds) as bar,
                 MetricsFile(metrics_path, append=first > 0, trim=(first, log_every) if resumed else None) as log,
             ):
-                sinks = (log.write,) if on_metrics is None else (log.write, on_metrics)
                 readings = Readings(
                     first=first,
                     resumed=resumed,
                     log_every=log_every,
                     max_skipped=max_skipped,
-                    sinks=sinks,
+                    sinks=(log.write,) if on_metrics is None else (log.write, on_metrics),
                     show=bar.show,
                 )
                 for window, batch in enumerate(batches, start=first):
@@ -214,27 +212,25 @@ def run_loop(
                         readings.watch = Watch.of(step, state, batch, in_flight=WINDOWS_IN_FLIGHT, saves=saving)
                     state, metrics = step(state, batch)
                     bar.advance()
+                    in_flight.append(metrics)
                     if window + 1 == end:
+                        stopped = "done"
                         break
-                    record = None
                     if readings.due(window) or saves.due(window):
-                        record = readings.take(window, state, metrics)
+                        readings.take(window, state, metrics)
                         in_flight.clear()
-                    stopped = windows.stop(window, signals.stopped)
-                    if stopped:
+                    elif len(in_flight) >= WINDOWS_IN_FLIGHT:
+                        jax.block_until_ready(in_flight.popleft())
+                    if stopped := windows.stop(window, signals.stopped):
                         break
-                    if record is None:
-                        in_flight.append(metrics)
-                        if len(in_flight) >= WINDOWS_IN_FLIGHT:
-                            jax.block_until_ready(in_flight.popleft())
-                    elif saves.due(window):
+                    if saves.due(window):
                         bar.saving()
-                        saves.save(window, state, batches, record)
+                        saves.save(window, state, batches, readings.record)
                 else:
                     stopped = windows.ended(window)
                 if window >= first:
-                    record = readings.take(window, state, metrics, last=True)
-                    saves.save(window, state, batches, record)
+                    readings.take(window, state, metrics, last=True)
+                    saves.save(window, state, batches, readings.record)
                 elif not resumed:
                     raise WorkloadError(
                         wanted="data with at least one batch",
@@ -242,7 +238,6 @@ def run_loop(
                         do="Check where it reads from.",
                     )
             newest = saves.finish()
-    stopped = "done" if window + 1 == end else stopped
     if stopped == "data ended":
         say(f"data ended after {window + 1 - begin} of {num_steps} windows")
     if progress and readings.memory is not None:

@@ -5,20 +5,18 @@ import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxmem._blame import named
+from jaxmem._processes import say
 from jaxmem._status import stages
+from jaxmem.checkpoint import Checkpoint, Manager
 from jaxmem.errors import CheckpointError, JaxmemError
 from jaxmem.train._loop_data import Batches
-from jaxmem.train._loop_io import say
 from jaxmem.train._record import changes, record_of, step_of
-
-if TYPE_CHECKING:
-    from jaxmem.checkpoint import Checkpoint
 
 
 class Checkpoints:
@@ -39,15 +37,10 @@ class Checkpoints:
         self._manager = None if checkpoint is None else manager_of(checkpoint)
         self._is_ours = self._manager is not checkpoint
         self.step, self._every, self._cast, self._shown = step, every, cast, shown
-        self._stack = contextlib.ExitStack()
         self._saved = 0
         self.restored: Checkpoint | None = None
 
     def __enter__(self) -> "Checkpoints":
-        if self._manager is not None and self._is_ours:
-            self._stack.enter_context(self._manager)
-        elif self._manager is not None:  # its owner closes it
-            self._stack.callback(self._manager.wait)
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
@@ -55,7 +48,10 @@ class Checkpoints:
             return
         try:
             with self._stages(f"saving window {self._saved}"):
-                self._stack.__exit__(kind, error, traceback)
+                if self._is_ours:
+                    self._manager.__exit__(kind, error, traceback)
+                else:  # its owner closes it
+                    self._manager.wait()
         except Exception as failed:
             if error is None:
                 raise
@@ -120,21 +116,17 @@ class Checkpoints:
         optimizer = getattr(getattr(self.step, "workload", None), "optimizer", None)
         self._manager.save(state, number=self._saved, record=record, metrics=numbers, optimizer=optimizer)
 
-    def finish(self) -> "Checkpoint | None":
+    def finish(self) -> Checkpoint | None:
         """Waits until all is saved; the newest checkpoint."""
         if self._manager is None:
             return None
         with self._stages(f"saving window {self._saved}"):
             self._manager.wait()
-        return self._newest()
-
-    def _newest(self) -> "Checkpoint | None":
-        assert self._manager is not None
-        return max(self._manager.checkpoints(), key=lambda checkpoint: checkpoint.number, default=None)
+        return _newest(self._manager)
 
     def _tell_last(self, error: BaseException) -> None:
         with contextlib.suppress(JaxmemError, OSError):  # the error under way matters more
-            last = self._newest()
+            last = _newest(self._manager)
             if last is None:
                 return
             told = f"last checkpoint is that of window {last.number}, {last.path}."
@@ -161,15 +153,17 @@ def manager_of(checkpoint: Any, **options) -> Any:
             got=repr(checkpoint) if isinstance(checkpoint, str) else f"a {type(checkpoint).__name__}",
             do='Write train_loop(..., checkpoint="checkpoints").',
         )
-    from jaxmem.checkpoint import Manager  # brings Orbax, whose import takes long
-
     return Manager(checkpoint, **options)
 
 
 def newest_record(manager: Any) -> Mapping[str, Any]:
     """The record of a Manager's newest checkpoint, which is not verified; empty where there is none."""
-    newest = max(manager.checkpoints(), key=lambda checkpoint: checkpoint.number, default=None)
+    newest = _newest(manager)
     return {} if newest is None else newest.record
+
+
+def _newest(manager: Any) -> Checkpoint | None:
+    return max(manager.checkpoints(), key=lambda checkpoint: checkpoint.number, default=None)
 
 
 def _maker(step: Any, state: Any) -> Callable[[], Any] | None:

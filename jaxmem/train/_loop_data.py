@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jaxmem._blame import named
+from jaxmem._processes import say
 from jaxmem.errors import WorkloadError
-from jaxmem.train._loop_io import LINE_SECONDS, say
+from jaxmem.train._loop_io import LINE_SECONDS
 
 # Of grain's iterators, and of torchdata's loaders.
 _METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
@@ -45,15 +46,14 @@ def batches_of(data: Any, first: int, position: Mapping[str, Any] | None = None)
     """The batches of windows `first`, `first + 1`, ….
 
     Args:
-      data: a function of the window index, or an iterable.
+      data: a function of the window index, or an iterable; see `check_data`.
       first: the first window.
       position: what `Batches.position` told when the state was saved that training goes on from. None: an iterable
         is taken as it stands.
 
     Raises:
-      WorkloadError: data of another kind, or that cannot be brought to `position`.
+      WorkloadError: it cannot be brought to `position`.
     """
-    check_data(data)
     if not _is_iterable(data):
         return Batches((data(window) for window in itertools.count(first)), taken=first)
     told = position or {}

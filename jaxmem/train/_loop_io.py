@@ -13,12 +13,6 @@ from typing import Literal
 from jaxmem._processes import is_main
 
 
-def say(text: str) -> None:
-    """One line on stderr."""
-    if is_main():
-        print(f"jaxmem: {text}", file=sys.stderr, flush=True)
-
-
 def on_schedule(window: int, log_every: int) -> bool:
     """Whether the metrics of a window are logged wherever a run begins and ends."""
     return window == 0 or (window + 1) % log_every == 0

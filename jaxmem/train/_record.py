@@ -8,13 +8,12 @@ import jax
 
 from jaxmem._blame import warn
 from jaxmem._installed import version
-from jaxmem._processes import conversation
+from jaxmem._processes import conversation, say
 from jaxmem._shown import array_type
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import DecisionError, SettingWarning
 from jaxmem.remat.auto import Stored
 from jaxmem.targets import Target
-from jaxmem.train._loop_io import say
 from jaxmem.train._step import TrainStep, make_train_step
 from jaxmem.workload import Workload, path_string
 

@@ -61,3 +61,10 @@ def test_what_lies_below_is_restored_where_the_newest_are_damaged(saved, tmp_pat
     words = f"a good checkpoint in {run}; got none that is not damaged: 1, 2, 3"
     with pytest.warns(CheckpointWarning), pytest.raises(DamagedCheckpointError, match=words):
         restore(run, state(0.0))
+
+
+def test_a_checkpoint_and_another_number_are_refused(saved):
+    newest = latest(saved / "run")
+    with pytest.raises(CheckpointError, match="number=3, or none, with a Checkpoint; got 1"):
+        restore(newest, state(0.0), number=1)
+    assert np.array_equal(restore(newest, state(0.0), number=3)["params"]["w"], state(3 / 4)["params"]["w"])

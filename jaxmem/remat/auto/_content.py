@@ -34,10 +34,6 @@ class Kind:
     values: tuple[str, ...]
     structure: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return dataclasses.asdict(self)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Content:
@@ -82,7 +78,7 @@ def content_of(problem: Problem) -> Content:
                 blocks=tuple(blocks),
                 times=group.times,
                 last=group.last,
-                values=tuple(value_texts(group)),
+                values=tuple(_values(group)),
                 structure=_structure(group, free),
             )
         )
@@ -90,7 +86,7 @@ def content_of(problem: Problem) -> Content:
     return Content(kinds=tuple(kinds), others=others, scans=dict(problem.scans))
 
 
-def value_texts(group: Group) -> Iterator[str]:
+def _values(group: Group) -> Iterator[str]:
     """The values of a group's candidates in their order: what makes each, with its type."""
     c = group.candidates
     for v, maker in zip(c.values, c.maker, strict=True):
@@ -102,8 +98,7 @@ def _structure(group: Group, free: tuple[bool, ...]) -> str:
     c, forward = group.candidates, group.candidates.forward
     lines = [f"free {free} differentiated {forward.differentiated} outputs {forward.num_outputs}"]
     lines.append(f"residuals {c.is_residual.tolist()} once {c.fixed.tolist()}")
-    lines += _lines(forward.jaxpr)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return digest([*lines, *_lines(forward.jaxpr)])
 
 
 def _lines(jaxpr) -> Iterator[str]:

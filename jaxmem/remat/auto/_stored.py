@@ -7,7 +7,7 @@ put back by finding the blocks of the program anew; what is not the same there i
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxmem._installed import version
@@ -59,7 +59,7 @@ def stored_form(problem: Problem, assignment: Assignment, compiled: Mapping[str,
         "scans": content.scans,
         "others": list(content.others),
         "kinds": [
-            {**kind.to_dict(), "choices": list(_choices(problem, at, kind, assignment))}
+            {**dataclasses.asdict(kind), "choices": list(_choices(problem, at, kind, assignment))}
             for at, kind in enumerate(content.kinds)
         ],
     }
@@ -69,18 +69,16 @@ def _choices(problem: Problem, at: int, kind: Kind, assignment: Assignment) -> I
     """The choices for blocks that are alike, each with the blocks that take it."""
     forward, values = problem.groups[at].candidates.forward, problem.groups[at].candidates.values
 
-    def told(indices: Sequence[int]) -> list[dict[str, Any]]:
-        found = [(i, origin(forward.jaxpr, values[i])) for i in indices]
-        known = [(i, {"name": made.name, "source": short_place(made.source)}) for i, made in found]
-        return [
-            {"value": i, "is": kind.values[i]} | {key: text for key, text in said.items() if text} for i, said in known
-        ]
+    def told(index: int) -> dict[str, Any]:
+        made = origin(forward.jaxpr, values[index])
+        known = {"name": made.name, "source": short_place(made.source)}
+        return {"value": index, "is": kind.values[index], **{key: text for key, text in known.items() if text}}
 
     blocks: dict[Choice, list[str]] = {}
     for name in kind.blocks:
         blocks.setdefault(assignment.choices[name], []).append(name)
     for choice, names in blocks.items():
-        yield {"blocks": names, "keep": told(choice.kept), "offload": told(choice.offloaded)}
+        yield {"blocks": names, "keep": [*map(told, choice.kept)], "offload": [*map(told, choice.offloaded)]}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -201,9 +199,9 @@ def _difference(wanted: Content, found: Content) -> str:
     old, new = ({name: kind for kind in content.kinds for name in kind.blocks} for content in (wanted, found))
     gone, more = _named([name for name in old if name not in new]), _named([name for name in new if name not in old])
     if gone or more:
-        return f"a program {' and '.join(filter(None, (gone and f'without {gone}', more and f'with {more} besides')))}"
-    told = [(name, _unlike(old[name], new[name])) for name in old]
-    told = [(name, text) for name, text in told if text]
+        parts = [f"without {gone}"] * bool(gone) + [f"with {more} besides"] * bool(more)
+        return f"a program {' and '.join(parts)}"
+    told = [(name, text) for name in old if (text := _unlike(old[name], new[name]))]
     if not told:
         return f"scans of other lengths: {found.scans}, not {wanted.scans}"
     count = len(told) - 1
