@@ -45,7 +45,8 @@ def check_same_step(step: Any) -> None:
         for root, tree in (("state", state), ("batch", batch)):
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
                 things[path_string(path, root=root)] = f"{leaf.dtype}{list(leaf.shape)}, {leaf.sharding}"
-        things["the config"] = json.dumps(step.config.to_json())
+        fields = json.loads(step.config.to_json())
+        things |= {f"the config's {name}": json.dumps(value) for name, value in fields.items()}
         things["what the remat budget keeps"] = str(getattr(step.decision, "hash", None))
     check_same(things)
 

@@ -90,7 +90,7 @@ def free_port() -> int:
 class Run:
     """Processes of one run, with what they say."""
 
-    def __init__(self, folder: Path, arguments: list[str], *, count: int = 2, devices: int = 8):
+    def __init__(self, folder: Path, arguments: list, *, count: int = 2, devices: int = 8, environments=({}, {})):
         self.folder, self.processes = folder, []
         (folder / "w.py").write_text(FILE)
         port = free_port()
@@ -98,10 +98,12 @@ class Run:
         for name in ("XLA_FLAGS", "TF_CPP_MIN_LOG_LEVEL"):  # set for these tests: users have neither
             env.pop(name, None)
         for process in range(count):
+            own = arguments[process] if isinstance(arguments[0], list) else arguments
             joins = ["--coordinator", f"127.0.0.1:{port}", "--num-processes", str(count), "--process-id", str(process)]
             with open(folder / f"out{process}", "w") as out, open(folder / f"err{process}", "w") as err:
-                command = [sys.executable, "-c", RUN, "train", *arguments, *(joins if count > 1 else [])]
-                self.processes.append(subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=err))
+                command = [sys.executable, "-c", RUN, "train", *own, *(joins if count > 1 else [])]
+                here = {**env, **environments[process]}
+                self.processes.append(subprocess.Popen(command, cwd=folder, env=here, stdout=out, stderr=err))
 
     def wait_for(self, text: str) -> None:
         until = time.monotonic() + 60
@@ -181,6 +183,15 @@ def test_an_error_of_one_process_reaches_the_user_from_the_others(tmp_path, func
     ends = Run(tmp_path, [f"w.py:{function}", "--steps", "20"]).end()
     assert [end for end, _, _ in ends] == [code, code], ends
     assert said in re.sub(r"\([^()]*, pid \d+\)", "(HOST)", ends[0][2]), ends
+
+
+def test_jax_that_is_set_otherwise_in_one_process_is_named(tmp_path):
+    each = [["w.py", "--steps", "2"], ["w.py", "--steps", "2", "--precision", "bfloat16"]]
+    ends = Run(tmp_path, each, environments=[{}, {"JAX_ENABLE_X64": "1"}]).end()
+    assert [code for code, _, _ in ends] == [2, 2], ends
+    assert "Wanted jax_enable_x64 to be the same in all 2 processes; got False in process 0 and True" in ends[0][2]
+    ends = Run(tmp_path, each).end()
+    assert "Wanted the config's precision to be the same" in ends[0][2], ends
 
 
 def test_a_process_that_is_lost_before_jax_has_started_is_no_abort_without_a_word(tmp_path):
