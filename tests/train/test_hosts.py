@@ -322,6 +322,14 @@ def test_rows_that_do_not_lie_here_are_refused_by_name():
         _hosts.put({"x": np.ones((8, 4), np.float32)}, rows, whole)
 
 
+def test_a_mesh_of_one_process_of_several_is_refused(monkeypatch):
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ("data",))
+    _hosts.check_mesh(mesh)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ProcessError, match="devices of all 2 processes; got one with devices of process 0 alone"):
+        _hosts.check_mesh(mesh)
+
+
 @pytest.mark.parametrize(
     ("others", "said"),
     [
