@@ -54,7 +54,7 @@ class Peers:
         self._ended = threading.Event()
         self._leaving = threading.Lock()
         self._windows: dict[int, Windows] = {}
-        self._beats: dict[str, tuple[str, float]] = {}
+        self._beats: dict[int, tuple[str, float]] = {}
         _compat.on_abort(self._aborted)
         self._thread = threading.Thread(target=self._watch, name="jaxmem-peers", daemon=True)
         self._thread.start()
@@ -90,12 +90,21 @@ class Peers:
           told_by_jax: it may be that another process is gone, and that JAX noticed first: the watch is waited for.
         """
         if told_by_jax:
-            self._ended.wait(GONE_SECONDS + 4 * _POLL_SECONDS)
+            self._wait_for_signs()
         sys.stdout.flush()
         self._leaving.acquire()  # whatever happens from here on, this is what is said
         self._set(f"news/failed/{self.process}", json.dumps(dataclasses.asdict(failure)))
         # What process 0 says word for word need not be read twice.
         self._exit("" if self._is_of_main(failure) else failure.text, failure.code)
+
+    def _wait_for_signs(self) -> None:
+        """Returns when all others live on; where one does not, the watch ends this process."""
+        silent, known = set(range(self.count)) - {self.process}, None
+        while silent and not self._ended.wait(_POLL_SECONDS):
+            with contextlib.suppress(Exception):  # the coordinator may be gone, which the watch sees
+                beats = self._signs()
+                known = beats if known is None else known
+                silent -= {process for process, beat in beats.items() if beat != known.get(process)}
 
     def _is_of_main(self, failure: Failure) -> bool:
         if self.process == 0:
@@ -196,13 +205,18 @@ class Peers:
                 self._leave(self._gone(int(process), told), LOST)
 
     def _look_for_gone(self, passed: float) -> None:
-        for name, beat in self._dir("beat"):
-            last, silent = self._beats.get(name, ("", 0.0))
+        signs = self._signs()
+        for process in range(self.count):  # one that was killed before its first beat, too
+            beat = signs.get(process, "")
+            last, silent = self._beats.get(process, ("", 0.0))
             silent = silent + passed if beat == last else 0.0
-            self._beats[name] = beat, silent
-            process = int(name.rpartition("/")[2])
+            self._beats[process] = beat, silent
             if silent > GONE_SECONDS and beat != _LEFT and process != self.process:
                 self._set(f"news/gone/{process}", f"no sign of it for {silent:.0f} s")
+
+    def _signs(self) -> dict[int, str]:
+        """The last beat of each process that has given one."""
+        return {int(name.rpartition("/")[2]): beat for name, beat in self._dir("beat")}
 
     # -- words -------------------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ class PhasePeak(Brief):
     host_bytes: int = column(
         "Of the host's memory besides, for each device's part of the state; without the buffers that Orbax packs and "
         "unpacks it in.", "provenance", default=0)
-    provenance: str = column('"compiled", or "modelled", which is then an upper bound.')
+    provenance: str = column(
+        '"compiled", or "modelled": an upper bound, unless a creator computes with more than it returns.')
     how: str = column("How the bytes were told, in a sentence.")
     # fmt: on
 
@@ -37,7 +38,7 @@ class PhaseNeed(Brief):
       host_bytes: on the host, for one device's part of the state.
       how: a sentence on what is counted.
       compiled_bytes: compiles the phase's program for its peak; None where there is none, or the peak is not told.
-        Called only where the model would make the verdict worse than the other phases do.
+        Called only where the model would make the verdict, or the most that a run needs, worse than other phases do.
     """
 
     name: str
@@ -74,30 +75,38 @@ def told_phases(phases: Phases | None, facts: MemoryFacts) -> tuple[tuple[PhaseP
         return (), facts.fits, facts.fits_reason
     state = max(phases.state_bytes, (facts.memory.argument_bytes or 0) - phases.other_bytes)
     step = PhasePeak(name="step", peak_bytes=facts.peak_bytes, provenance="compiled", how="Its own program.")
-    peaks = {
-        need.name: PhasePeak(
+    peaks = {"step": step}
+    for need in phases.needs:
+        peaks[need.name] = PhasePeak(
             name=need.name,
             peak_bytes=(facts.peak_bytes or state if need.with_steps else state) + need.beside_bytes,
             host_bytes=need.host_bytes,
             provenance="modelled",
             how=need.how,
         )
-        for need in phases.needs
-    }
-    verdicts: dict[str, tuple[Fits, str]] = {"step": (facts.fits, facts.fits_reason)}
-    verdicts |= {name: _verdict(peak, facts) for name, peak in peaks.items()}
+    verdicts = {name: _verdict(peak, facts) for name, peak in peaks.items()}
+    verdicts["step"] = facts.fits, facts.fits_reason
+
+    def badness(name: str) -> tuple[int, int]:
+        return _VERDICTS.index(verdicts[name][0]), peaks[name].peak_bytes or 0
+
     for need in phases.needs:
-        others = max(_VERDICTS.index(fits) for name, (fits, _) in verdicts.items() if name != need.name)
-        if need.compiled_bytes is None or _VERDICTS.index(verdicts[need.name][0]) <= others:
+        fits, size = badness(need.name)
+        others, sizes = zip(*(badness(name) for name in peaks if name != need.name), strict=True)
+        if need.compiled_bytes is None or not fits or (fits <= max(others) and size <= max(sizes)):
             continue
-        size = need.compiled_bytes()
-        if size is not None:
+        compiled = need.compiled_bytes()
+        if compiled is not None:
             how = "Its own program, compiled since a bound of its bytes would not tell whether it fits."
-            peaks[need.name] = dataclasses.replace(peaks[need.name], peak_bytes=size, provenance="compiled", how=how)
+            peaks[need.name] = dataclasses.replace(
+                peaks[need.name], peak_bytes=compiled, provenance="compiled", how=how
+            )
             verdicts[need.name] = _verdict(peaks[need.name], facts)
-    fits, reason = max(verdicts.values(), key=lambda verdict: _VERDICTS.index(verdict[0]))  # of equals the step's
-    listed = list(peaks.values())
-    return (*listed[:1], step, *listed[1:]), fits, reason
+    worst = max(badness(name)[0] for name in peaks)
+    equals = [name for name in peaks if badness(name)[0] == worst]
+    named = "step" if "step" in equals else max(equals, key=badness)
+    listed = [peaks[need.name] for need in phases.needs]
+    return (*listed[:1], step, *listed[1:]), *verdicts[named]
 
 
 def _verdict(peak: PhasePeak, facts: MemoryFacts) -> tuple[Fits, str]:

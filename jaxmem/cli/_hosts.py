@@ -18,6 +18,14 @@ from jaxmem.errors import ProcessError
 AUTO = "auto"
 # JAX's coordinator starts when all processes are there.
 _START_SECONDS = 60
+# Of JAX's settings those by which one program is traced to another, or one key draws other numbers.
+_SAME = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
 
 Coordinator = Annotated[
     str | None,
@@ -93,6 +101,7 @@ def joined(coordinator: str | None, num_processes: int | None, process_id: int |
         return
     watch.is_reported = True
     try:
+        _agree_on_jax()
         with quiet_collectives():
             _connect()
         yield
@@ -107,6 +116,15 @@ def joined(coordinator: str | None, num_processes: int | None, process_id: int |
         watch.fail(Failure(text=problem.text, code=problem.exit_code), told_by_jax=by_jax)
         raise
     watch.end()
+
+
+def _agree_on_jax() -> None:
+    """ProcessError unless all processes set JAX alike: with other settings their programs are others."""
+    import jax
+
+    from jaxmem._processes import check_same
+
+    check_same({name: str(getattr(jax.config, name)) for name in _SAME}, do="Set JAX alike in all of them.")
 
 
 def agree_on_command(file: str, options: Mapping[str, object]) -> None:

@@ -8,7 +8,7 @@ import jax
 from jaxmem._blame import warn
 from jaxmem._processes import conversation
 from jaxmem._units import format_bytes
-from jaxmem.errors import ConfigError, SettingWarning
+from jaxmem.errors import ConfigError, DecisionError, SettingWarning
 from jaxmem.remat.auto import Problem, Rates, ResidualPlan, Stored, build_problem, versions
 from jaxmem.targets import Target, on_target, resolve_target
 from jaxmem.train._program import content, trace_for
@@ -41,7 +41,7 @@ def put_back(spec: StepSpec, target: str | Target | None, text: str) -> StepSpec
 
     Raises:
       ConfigError: the spec's remat setting is a policy; or the decision's peak is over the spec's budget.
-      DecisionError: the text is none, or was written for other blocks.
+      DecisionError: the text is none, is over the spec's share, or was written for other blocks.
     """
     budget = spec.config.budget
     if budget is None and spec.config.remat != "none":
@@ -53,7 +53,11 @@ def put_back(spec: StepSpec, target: str | Target | None, text: str) -> StepSpec
     stored, resolved = Stored.read(text), resolve_target(target)
     plan = ResidualPlan.of_stored(stored, step_problem(spec, resolved, stored.rates))
     made = spec.with_decision(plan)
+    if budget is not None and budget.share:
+        _check_share(plan, budget.share)
     if plan.peak_bytes is None:
+        if budget is not None and budget.bytes is not None:
+            _not_proven(f"was not compiled: that its peak is within {budget}")
         return made
     unlike = _unlike(made, resolved, stored)
     if not unlike:
@@ -65,12 +69,26 @@ def put_back(spec: StepSpec, target: str | Target | None, text: str) -> StepSpec
             )
         return made
     peak = format_bytes(plan.peak_bytes)
+    _not_proven(f"was compiled {unlike}: that its peak is {peak} here, too,")
+    return spec.with_decision(dataclasses.replace(plan, peak_bytes=None, program=None))
+
+
+def _check_share(plan: ResidualPlan, share: float) -> None:
+    whole, kept = plan.problem.plain_bytes, plan.assignment.kept_bytes
+    if whole and kept > share * whole * (1 + 1e-9):
+        raise DecisionError(
+            wanted=f"a decision that keeps at most {share:g} of the residuals, {format_bytes(int(share * whole))}",
+            got=f"one that keeps {kept / whole:.3g}, {format_bytes(kept)}",
+            do="Give the budget that it was made for, or leave the decision out, so that this one is spent.",
+        )
+
+
+def _not_proven(what: str) -> None:
     warn(
-        f"The stored decision of the remat budget was compiled {unlike}: that its peak is {peak} here, too, is not "
-        "proven. step.report() compiles the step and tells its peak.",
+        f"The stored decision of the remat budget {what} is not proven. "
+        "step.report() compiles the step and tells its peak.",
         SettingWarning,
     )
-    return spec.with_decision(dataclasses.replace(plan, peak_bytes=None, program=None))
 
 
 def _unlike(made: StepSpec, target: Target, stored: Stored) -> str:

@@ -15,7 +15,7 @@ from jaxmem._blame import where_raised
 from jaxmem._installed import version
 from jaxmem._peers import LOST, Failure, peers
 from jaxmem._processes import check_same
-from jaxmem.errors import BatchError
+from jaxmem.errors import BatchError, ProcessError
 from jaxmem.workload import path_string
 
 _PACKAGES = ("jaxmem", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
@@ -41,13 +41,28 @@ def check_same_step(step: Any) -> None:
         return
     things = {f"the version of {name}": str(version(name)) for name in _PACKAGES}
     if hasattr(step, "abstract_arguments"):
+        check_mesh(step.spec.layout.mesh)
         state, batch = step.abstract_arguments()
         for root, tree in (("state", state), ("batch", batch)):
             for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
                 things[path_string(path, root=root)] = f"{leaf.dtype}{list(leaf.shape)}, {leaf.sharding}"
-        things["the config"] = json.dumps(step.config.to_json())
+        fields = json.loads(step.config.to_json())
+        things |= {f"the config's {name}": json.dumps(value) for name, value in fields.items()}
         things["what the remat budget keeps"] = str(getattr(step.decision, "hash", None))
     check_same(things)
+
+
+def check_mesh(mesh: Any) -> None:
+    """ProcessError unless a mesh has devices of all processes: without, each would train a model of its own."""
+    there = set() if mesh is None else {device.process_index for device in mesh.devices.flat}
+    if len(there) < jax.process_count():
+        shown = ", ".join(map(str, sorted(there)[:8])) or "none"
+        raise ProcessError(
+            wanted=f"a mesh with devices of all {jax.process_count()} processes",
+            got=f"one with devices of process {shown} alone",
+            do="Make it of jax.devices(), which are those of all processes, not of jax.local_devices(); without a mesh "
+            "jaxmem takes all.",
+        )
 
 
 def check_same_values(tree: Any, root: str, *, do: str = "Make it from the same seed, or file, in all.") -> None:

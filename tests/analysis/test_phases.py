@@ -40,10 +40,8 @@ def test_where_the_step_is_the_worst_its_verdict_stands_and_nothing_is_compiled(
     peaks, fits, reason, compiled = told(500 * MIB, init=200 * MIB, save=0, compiled=150 * MIB)
     assert peaks == {"init": (300, "modelled"), "step": (500, "compiled"), "save": (100, "modelled")}
     assert (fits, reason, compiled) == (*judge_fit(500 * MIB, CAPACITY), 0)
-    assert told(1001 * MIB, init=2000 * MIB, compiled=1)[1:] == (
-        *judge_fit(1001 * MIB, CAPACITY),
-        0,
-    )  # it is no already
+    # It is no already.
+    assert told(1200 * MIB, init=1050 * MIB, compiled=1)[1:] == (*judge_fit(1200 * MIB, CAPACITY), 0)
 
 
 def test_a_bound_that_exceeds_the_device_is_compiled_before_it_is_a_verdict():
@@ -52,6 +50,14 @@ def test_a_bound_that_exceeds_the_device_is_compiled_before_it_is_a_verdict():
     _, fits, reason, _ = told(500 * MIB, init=950 * MIB, compiled=1050 * MIB)
     assert (fits, reason) == ("no", "the peak of init (compiled), 1.03 GiB, exceeds the 1000.0 MiB of a device")
     assert told(990 * MIB, init=880 * MIB, compiled=1)[1::2] == ("uncertain", 0)  # uncertain, whatever init takes
+
+
+def test_a_bound_tells_neither_the_reason_nor_the_most_that_is_needed_where_another_phase_does_not_fit():
+    peaks, fits, reason, compiled = told(500 * MIB, init=1500 * MIB, restore=910 * MIB, compiled=140 * MIB)
+    assert (peaks["init"], fits, compiled) == ((140, "compiled"), "no", 1)
+    assert reason.startswith("the peak of restore (modelled), 1010.0 MiB, exceeds")
+    peaks, _, reason, compiled = told(500 * MIB, init=905 * MIB, restore=910 * MIB, compiled=140 * MIB)
+    assert (peaks["init"], compiled) == ((1005, "modelled"), 0) and reason.startswith("the peak of restore")
 
 
 def test_a_phase_without_a_program_is_judged_by_its_bound():

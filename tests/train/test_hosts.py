@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxmem._peers import Peers
 from jaxmem._windows import Windows
 from jaxmem.cli import _rendezvous
 from jaxmem.cli._hosts import check_options
@@ -90,7 +91,7 @@ def free_port() -> int:
 class Run:
     """Processes of one run, with what they say."""
 
-    def __init__(self, folder: Path, arguments: list[str], *, count: int = 2, devices: int = 8):
+    def __init__(self, folder: Path, arguments: list, *, count: int = 2, devices: int = 8, environments=({}, {})):
         self.folder, self.processes = folder, []
         (folder / "w.py").write_text(FILE)
         port = free_port()
@@ -98,10 +99,12 @@ class Run:
         for name in ("XLA_FLAGS", "TF_CPP_MIN_LOG_LEVEL"):  # set for these tests: users have neither
             env.pop(name, None)
         for process in range(count):
+            own = arguments[process] if isinstance(arguments[0], list) else arguments
             joins = ["--coordinator", f"127.0.0.1:{port}", "--num-processes", str(count), "--process-id", str(process)]
             with open(folder / f"out{process}", "w") as out, open(folder / f"err{process}", "w") as err:
-                command = [sys.executable, "-c", RUN, "train", *arguments, *(joins if count > 1 else [])]
-                self.processes.append(subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=err))
+                command = [sys.executable, "-c", RUN, "train", *own, *(joins if count > 1 else [])]
+                here = {**env, **environments[process]}
+                self.processes.append(subprocess.Popen(command, cwd=folder, env=here, stdout=out, stderr=err))
 
     def wait_for(self, text: str) -> None:
         until = time.monotonic() + 60
@@ -181,6 +184,58 @@ def test_an_error_of_one_process_reaches_the_user_from_the_others(tmp_path, func
     ends = Run(tmp_path, [f"w.py:{function}", "--steps", "20"]).end()
     assert [end for end, _, _ in ends] == [code, code], ends
     assert said in re.sub(r"\([^()]*, pid \d+\)", "(HOST)", ends[0][2]), ends
+
+
+class Words:
+    """The part of JAX's coordinator that `Peers` uses."""
+
+    def __init__(self):
+        self.said: dict[str, str] = {}
+
+    def key_value_set(self, key, text, allow_overwrite=False):
+        self.said[key] = text
+
+    def key_value_dir_get(self, key):
+        return [(name, text) for name, text in self.said.items() if name.startswith(key)]
+
+
+def watch_of_three() -> Peers:
+    watch = Peers.__new__(Peers)  # without its thread
+    watch.process, watch.count, watch._client = 0, 3, Words()
+    watch._beats, watch._ended = {}, threading.Event()
+    return watch
+
+
+def test_one_that_gave_no_sign_at_all_is_gone():
+    watch = watch_of_three()
+    for beat in range(20):
+        watch._set("beat/1", str(beat))
+        watch._look_for_gone(2.0)
+    assert [name for name, _ in watch._dir("news/gone")] == ["jaxmem/processes/news/gone/2"]
+
+
+def test_what_jax_tells_is_held_back_until_all_others_show_that_they_live():
+    watch = watch_of_three()
+    watch._set("beat/1", "7")
+    waits = threading.Thread(target=watch._wait_for_signs, daemon=True)
+    waits.start()
+    for process in (1, 2):
+        waits.join(1.2)
+        assert waits.is_alive()
+        for beat in ("8", "9"):
+            watch._set(f"beat/{process}", beat)
+            time.sleep(0.6)
+    waits.join(5)
+    assert not waits.is_alive()
+
+
+def test_jax_that_is_set_otherwise_in_one_process_is_named(tmp_path):
+    each = [["w.py", "--steps", "2"], ["w.py", "--steps", "2", "--precision", "bfloat16"]]
+    ends = Run(tmp_path, each, environments=[{}, {"JAX_ENABLE_X64": "1"}]).end()
+    assert [code for code, _, _ in ends] == [2, 2], ends
+    assert "Wanted jax_enable_x64 to be the same in all 2 processes; got False in process 0 and True" in ends[0][2]
+    ends = Run(tmp_path, each).end()
+    assert "Wanted the config's precision to be the same" in ends[0][2], ends
 
 
 def test_a_process_that_is_lost_before_jax_has_started_is_no_abort_without_a_word(tmp_path):
@@ -265,6 +320,14 @@ def test_rows_that_do_not_lie_here_are_refused_by_name():
     assert placed["x"].sharding == rows["x"]
     with pytest.raises(BatchError, match=re.escape("batch/x of shape (16, 4) from process 0")):
         _hosts.put({"x": np.ones((8, 4), np.float32)}, rows, whole)
+
+
+def test_a_mesh_of_one_process_of_several_is_refused(monkeypatch):
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ("data",))
+    _hosts.check_mesh(mesh)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ProcessError, match="devices of all 2 processes; got one with devices of process 0 alone"):
+        _hosts.check_mesh(mesh)
 
 
 @pytest.mark.parametrize(

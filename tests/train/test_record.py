@@ -15,6 +15,7 @@ from jaxmem import MemoryConfig, Workload, checkpoint, make_train_step, train_lo
 from jaxmem._processes import Together
 from jaxmem.errors import BudgetInfeasible, ConfigError, DecisionError, SettingWarning
 from jaxmem.remat.auto import _solve
+from jaxmem.remat.auto._content import digest
 from jaxmem.targets import resolve_target
 from jaxmem.train import _decision, _report
 from jaxmem.train._budget import spend
@@ -104,6 +105,8 @@ def test_the_peak_is_promised_only_where_it_is_proven(solved, config):
     text = solved.decision.to_json()
     fields = json.loads(text)
     fields["versions"]["jax"] = "0.9.1"
+    del fields["digest"]
+    fields["digest"] = digest(fields)
     with pytest.warns(SettingWarning, match=f"by jax 0.9.1, not {jax.__version__}.*not proven"):
         other = make_train_step(_mlp(), config, target="cpu", decision=json.dumps(fields))
     assert other.decision.peak_bytes is None and other.decision.hash == solved.decision.hash
@@ -125,6 +128,11 @@ def test_what_does_not_belong_together_is_refused(solved, config):
     tight = MemoryConfig(remat=f"auto:{solved.decision.peak_bytes - 1}B")
     with pytest.raises(ConfigError, match="is within"):
         make_train_step(_mlp(), tight, target="cpu", decision=text)
+    of_share = make_train_step(_mlp(), MemoryConfig(remat="auto:0.9"), target="cpu").decision.to_json()
+    with pytest.raises(DecisionError, match=r"at most 0.1 of the residuals, 200.0 KiB; got one that keeps 0.2, 400.0"):
+        make_train_step(_mlp(), MemoryConfig(remat="auto:0.1"), target="cpu", decision=of_share)
+    with pytest.warns(SettingWarning, match="was not compiled: that its peak is within"):
+        make_train_step(_mlp(), config, target="cpu", decision=of_share)
 
 
 # -- records -----------------------------------------------------------------------------------------

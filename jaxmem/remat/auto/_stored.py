@@ -23,6 +23,7 @@ from jaxmem.remat.jaxprs import origin
 FORMAT = 1
 _ANEW = "or leave the decision out, so that the budget is solved anew"
 _FIGURES = ("kept_bytes", "host_bytes", "working_bytes", "recompute_flops", "recompute_seconds", "price", "bound")
+_DIGEST = "digest"  # of all else
 _BY_DTYPE = "matmul_flops_per_second"  # pairs, which JSON has as an object
 _NAMED = 3  # blocks that an error names
 
@@ -47,7 +48,7 @@ def stored_form(problem: Problem, assignment: Assignment, compiled: Mapping[str,
       compiled: what is known of the program that was compiled for it.
     """
     content = content_of(problem)
-    return {
+    form = {
         "format": FORMAT,
         "hash": decision_hash(content, assignment),
         "versions": versions(),
@@ -63,6 +64,7 @@ def stored_form(problem: Problem, assignment: Assignment, compiled: Mapping[str,
             for at, kind in enumerate(content.kinds)
         ],
     }
+    return {**form, _DIGEST: digest(form)}
 
 
 def _choices(problem: Problem, at: int, kind: Kind, assignment: Assignment) -> Iterator[dict[str, Any]]:
@@ -119,11 +121,11 @@ class Stored:
             )
         try:
             stored = cls._of(fields)
-            same = fields["hash"] == stored.hash
+            same = fields["hash"] == stored.hash and fields.pop(_DIGEST) == digest(fields)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise _damaged(f"one without its parts ({type(error).__name__}: {error})") from None
         if not same:
-            raise _damaged("one that was changed since: its hash is not that of its choices")
+            raise _damaged("one that was changed since: its digest is another's")
         return stored
 
     @classmethod

@@ -15,7 +15,7 @@ from benchmarks._random_programs import random_program
 from jaxmem.errors import BudgetInfeasible, DecisionError
 from jaxmem.remat.auto import Rates, ResidualPlan, Stored, auto, build_problem
 from jaxmem.remat.auto._assignment import in_segments, smallest
-from jaxmem.remat.auto._content import content_of
+from jaxmem.remat.auto._content import content_of, digest
 
 _X = jax.ShapeDtypeStruct((8, 16), jnp.float32)
 _W = jax.ShapeDtypeStruct((6, 16, 16), jnp.float32)
@@ -169,6 +169,8 @@ def test_another_length_of_a_scan_is_named():
 def test_another_version_of_jax_is_named_where_blocks_differ():
     fields = json.loads(_plan().to_json())
     fields["versions"]["jax"] = "0.9.1"
+    del fields["digest"]
+    fields["digest"] = digest(fields)
     with pytest.raises(DecisionError, match=f"with jax 0.9.1 .this is {jax.__version__}."):
         ResidualPlan.of_stored(Stored.read(json.dumps(fields)), _problem(_scanned))
 
@@ -196,6 +198,9 @@ def _with_another_choice():
         (lambda: _changed(format=2, versions={"jaxmem": "9.9"}), "format 2, written by jaxmem 9.9"),
         (lambda: _changed(segments={"loss[1/6]": [2]}), "changed since"),
         (_with_another_choice, "changed since"),
+        (lambda: _changed(peak_bytes=7), "changed since"),
+        (lambda: _changed(modelled=None), "changed since"),
+        (lambda: _changed(digest=None), "changed since"),
     ],
 )
 def test_damage_is_one_paragraph(text, said):
