@@ -1,6 +1,7 @@
 """Finding the newest good checkpoint, and reading one: only after every byte of it was compared with its digest."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import logging
@@ -11,6 +12,7 @@ from typing import Any
 from jaxmem._blame import warn
 from jaxmem._units import format_bytes
 from jaxmem.checkpoint import _errors, _files, _folder, _manifest
+from jaxmem.checkpoint._leaves import Leaf
 from jaxmem.checkpoint._manifest import Checkpoint
 from jaxmem.checkpoint._match import match
 from jaxmem.checkpoint._together import Together
@@ -89,6 +91,7 @@ def restore(
     like: Any,
     *,
     number: int | None = None,
+    only: str = "",
     cast: str | Sequence[str] = (),
     optimizer: Any = None,
 ) -> Any:
@@ -98,6 +101,7 @@ def restore(
       where: a folder, of which the newest good checkpoint is restored; or a `Checkpoint`.
       like: a pytree of arrays or of `jax.ShapeDtypeStruct`s, whose shardings are those wanted; or a `TrainStep`.
       number: of the checkpoint to be restored, instead of the newest good one.
+      only: the first parts of names, "params": of a checkpoint the leaves below are restored, and `like` is that part.
       cast: whose floats may come in another dtype than they were saved in: names of leaves, their first parts
         ("opt_state"), or regular expressions of whole names (".*/mu/.*").
       optimizer: the one that will go on, if `like` is no step: of `multi_steps` it tells how many micro-steps a window
@@ -115,13 +119,19 @@ def restore(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(folder, {"w": jnp.arange(3.0)}, number=7)
     ...     restore(folder, {"w": jax.ShapeDtypeStruct((3,), jnp.float32)})
+    ...     restore(folder, jax.ShapeDtypeStruct((3,), jnp.float32), only="w")
     {'w': Array([0., 1., 2.], dtype=float32)}
+    Array([0., 1., 2.], dtype=float32)
     """
     checkpoint = _chosen(where, number)
     if hasattr(like, "abstract_arguments"):  # a step
         like, optimizer = like.abstract_arguments()[0], like.spec.workload.optimizer
+    saved, parts = checkpoint.leaves, only.split("/") if only else []
+    if only:
+        saved = _below(checkpoint, only)
+        like = functools.reduce(lambda below, part: {part: below}, reversed(parts), like)
     reading = match(
-        checkpoint.leaves,
+        saved,
         like,
         cast=cast,
         mid_window=checkpoint.mid_window,
@@ -146,7 +156,20 @@ def restore(
             raise told from error
 
     _together().all_do(read)
-    return values[0]
+    return functools.reduce(lambda tree, part: tree[part], parts, values[0])
+
+
+def _below(checkpoint: Checkpoint, only: str) -> dict[str, Leaf]:
+    """Name → leaf, of a part of a checkpoint."""
+    found = {name: leaf for name, leaf in checkpoint.leaves.items() if f"{name}/".startswith(f"{only}/")}
+    if not found:
+        first = dict.fromkeys(name.partition("/")[0] for name in checkpoint.leaves)
+        raise CheckpointError(
+            wanted=f"only to be the first parts of names of checkpoint {checkpoint.path}",
+            got=repr(only),
+            do=f"Names begin with {', '.join(first)}.",
+        )
+    return found
 
 
 def _chosen(where: str | Path | Checkpoint, number: int | None) -> Checkpoint:
