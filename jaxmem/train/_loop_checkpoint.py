@@ -79,6 +79,8 @@ class Checkpoints:
                 importlib.import_module("orbax.checkpoint")  # in the first save its time and memory would be training's
                 found = self._manager.latest()
             if found is None or self._manager is None:
+                if self._manager is not None and self._shown:
+                    say(f"no checkpoint in {self._manager.folder} yet; one is saved every {self._every} windows")
                 stage("initialising")
                 return state if make is None else make()
             stage(f"restoring {found.path}")
@@ -134,7 +136,8 @@ class Checkpoints:
                 return
             told = f"last checkpoint is that of window {last.number}, {last.path}."
             if isinstance(error, JaxmemError):
-                error.__init__(wanted=error.wanted, got=error.got, do=f"{error.do} The {told}")
+                if str(last.path) not in str(error):
+                    error.__init__(wanted=error.wanted, got=error.got, do=f"{error.do} The {told}")
             else:
                 say(f"the {told}")
 
