@@ -14,7 +14,7 @@ from jaxmem._units import format_bytes
 from jaxmem.checkpoint import _errors, _files, _folder, _manifest
 from jaxmem.checkpoint._leaves import Leaf
 from jaxmem.checkpoint._manifest import Checkpoint
-from jaxmem.checkpoint._match import match
+from jaxmem.checkpoint._match import Reading, match
 from jaxmem.checkpoint._together import Together
 from jaxmem.errors import CheckpointError, CheckpointWarning, DamagedCheckpointError
 
@@ -123,21 +123,9 @@ def restore(
     {'w': Array([0., 1., 2.], dtype=float32)}
     Array([0., 1., 2.], dtype=float32)
     """
-    checkpoint = _chosen(where, number)
-    if hasattr(like, "abstract_arguments"):  # a step
-        like, optimizer = like.abstract_arguments()[0], like.spec.workload.optimizer
-    saved, parts = checkpoint.leaves, only.split("/") if only else []
-    if only:
-        saved = _below(checkpoint, only)
-        like = functools.reduce(lambda below, part: {part: below}, reversed(parts), like)
-    reading = match(
-        saved,
-        like,
-        cast=cast,
-        mid_window=checkpoint.mid_window,
-        optimizer=optimizer,
-        where=f"checkpoint {checkpoint.path}",
-    )
+    checkpoint, parts = _chosen(where, number), only.split("/") if only else []
+    like = functools.reduce(lambda below, part: {part: below}, reversed(parts), like)
+    like, reading = fitting(checkpoint, like, only=only, cast=cast, optimizer=optimizer)
     for note in reading.notes:
         _LOG.info(note)
     _LOG.info("reading checkpoint %d, %s", checkpoint.number, format_bytes(checkpoint.size_bytes))
@@ -157,6 +145,22 @@ def restore(
 
     _together().all_do(read)
     return functools.reduce(lambda tree, part: tree[part], parts, values[0])
+
+
+def fitting(
+    checkpoint: Checkpoint, like: Any, *, only: str = "", cast: str | Sequence[str] = (), optimizer: Any = None
+) -> tuple[Any, Reading]:
+    """The tree to restore, and where its leaves come from; raises as `restore` does where it does not fit."""
+    if hasattr(like, "abstract_arguments"):  # a step
+        like, optimizer = like.abstract_arguments()[0], like.spec.workload.optimizer
+    return like, match(
+        _below(checkpoint, only) if only else checkpoint.leaves,
+        like,
+        cast=cast,
+        mid_window=checkpoint.mid_window,
+        optimizer=optimizer,
+        where=f"checkpoint {checkpoint.path}",
+    )
 
 
 def _below(checkpoint: Checkpoint, only: str) -> dict[str, Leaf]:

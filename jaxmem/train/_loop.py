@@ -87,7 +87,8 @@ def train_loop(
     Args:
       step: what `make_train_step` returns: `step(state, batch) -> (state, metrics)`.
       state: a TrainState; its `window` says where to go on. Or a function that makes one; None is `step.init`. Where a
-        checkpoint is restored, the function is not called, and the arrays of a state are deleted before.
+        checkpoint is restored, the function is not called, and the arrays of a state are deleted before; a state that
+        is ahead of the checkpoint is refused.
       data: a function of the window index, called with `state.window` and up, so that a restored
         state resumes exactly; or an iterable of batches, which starts wherever it stands. One that
         ends early stops the loop with a message. With a `checkpoint`, an iterator's state is saved and put back if it

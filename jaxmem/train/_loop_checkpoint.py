@@ -90,12 +90,27 @@ class Checkpoints:
             else:
                 like = jax.tree.map(_described, state) if make is None else jax.eval_shape(make)
             if make is None:
+                self._check_given(state, found, like)
                 _delete(state)
             restored = self._manager.restore(like, found, cast=self._cast)
         self.restored, self._saved = found, found.number
         different = changes(found.record, found.versions, self.step)
         say(f"resumed at window {found.number} from {found.path}" + (f" ({', '.join(different)})" * bool(different)))
         return restored
+
+    def _check_given(self, state: Any, found: "Checkpoint", like: Any) -> None:
+        """Raises before the arrays of a state are deleted that is worth keeping."""
+        from jaxmem.checkpoint._restore import fitting
+
+        fitting(found, like, cast=self._cast)
+        is_alive = not (isinstance(state.window, jax.Array) and state.window.is_deleted())
+        if is_alive and int(state.window) > found.number:
+            raise CheckpointError(
+                wanted="a state that is not ahead of the newest checkpoint, from which training goes on",
+                got=f"one of window {int(state.window)}, and checkpoint {found.path}",
+                do="To go back there, pass a function, such as step.init; to go on from the state, save it there first "
+                "(jaxmem.checkpoint.save), or choose another folder.",
+            )
 
     @property
     def position(self) -> Mapping[str, Any] | None:

@@ -350,3 +350,14 @@ def test_a_save_that_fails_behind_another_error_does_not_hide_it(tmp_path, capsy
 def test_bad_options_are_refused(options, what):
     with pytest.raises(InputError, match=what):
         train_loop(add, new_state(), jnp.float32, 3, **options)
+
+
+def test_a_state_that_is_not_restored_over_is_kept(tmp_path):
+    train_loop(add, new_state(), jnp.float32, 2, checkpoint=tmp_path)
+    ahead, other = new_state()._replace(window=jnp.int32(3)), new_state()._replace(total=jnp.zeros(2))
+    with pytest.raises(CheckpointError, match=r"one of window 3, and checkpoint .*2\. To go back there"):
+        train_loop(add, ahead, jnp.float32, 9, checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match="another shape: total"):
+        train_loop(add, other, jnp.float32, 9, checkpoint=tmp_path)
+    assert (int(ahead.window), int(other.window)) == (3, 0)
+    assert int(train_loop(add, lambda: ahead, jnp.float32, 4, checkpoint=tmp_path).window) == 4
