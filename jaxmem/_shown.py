@@ -115,6 +115,8 @@ def brief(value, name: str = "") -> str:
         return array_type(value)
     if isinstance(value, float) or (name.endswith(_UNITS) and type(value) is int):
         return in_words(name, float(value) if isinstance(value, float) else value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     text = _written(value)
     if text is not None and len(text) <= _LONGEST_VALUE:
         return text

@@ -52,9 +52,10 @@ def likely_cause(found: Differences, num_fitting: int) -> str:
         said.append("The loss scale was turned off: restore with the precision that the checkpoint was saved with.")
     if missing or unwanted or found.shapes:
         said.append(
-            _scanned(missing, unwanted)
-            or _renamed(missing, unwanted)
+            _a_part(missing, unwanted, found.shapes)
+            or _scanned(missing, unwanted)
             or _other_optimizer([*missing, *unwanted, *found.shapes])
+            or _renamed(missing, unwanted)
             or _other_model(len(missing) + len(unwanted) + len(found.shapes), num_fitting)
         )
     if found.castable:
@@ -68,6 +69,16 @@ def _cast(names: set[str]) -> str:
     first = sorted({name.split("/")[0] for name in names})
     why = "The optimizer's state is kept in another dtype" if first == [OPTIMIZER] else "No dtype is changed unasked"
     return f"{why}: to convert, give cast={(first[0] if len(first) == 1 else tuple(first))!r}."
+
+
+def _a_part(missing: Mapping[str, Leaf], unwanted: Mapping[str, Leaf], shapes: Iterable[str]) -> str:
+    """The tree is one part of what was saved, such as the parameters alone, under its own names or those below it."""
+    if not missing and not shapes and not {"step", "window"}.isdisjoint(unwanted):
+        return "To restore a part, such as tree['params'], pass that part alone, and only='params'."
+    for part in dict.fromkeys(name.partition("/")[0] for name in unwanted if missing):
+        if all(unwanted.get(f"{part}/{name}") == leaf for name, leaf in missing.items()):
+            return f"The tree is what lies below {part} in the checkpoint: give only={part!r}."
+    return ""
 
 
 def _scanned(missing: Mapping[str, Leaf], unwanted: Mapping[str, Leaf]) -> str:

@@ -171,12 +171,14 @@ class Manager:
         like: Any,
         checkpoint: Checkpoint | None = None,
         *,
+        only: str = "",
         cast: str | Sequence[str] = (),
         optimizer: Any = None,
     ) -> Any:
         """A pytree like `like` from a checkpoint, by default the newest good one; see `jaxmem.checkpoint.restore`."""
         self.wait()
-        return _restore.restore(self.folder if checkpoint is None else checkpoint, like, cast=cast, optimizer=optimizer)
+        where = self.folder if checkpoint is None else checkpoint
+        return _restore.restore(where, like, only=only, cast=cast, optimizer=optimizer)
 
     def _open(self) -> None:
         """Takes the folder for this run, and removes what saves that did not end have left there."""

@@ -41,6 +41,8 @@ class _Quiet(logging.Filter):
         self._lock, self._users, self._hook = threading.Lock(), 0, sys.unraisablehook
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == "asyncio":  # of a write of Orbax's that failed after another one, which jaxmem tells
+            return not (self._users and isinstance(record.exc_info and record.exc_info[1], OSError))
         return not self._users or "/orbax/" not in record.pathname.replace("\\", "/")
 
     def unraisable(self, told: Any) -> None:
@@ -58,7 +60,8 @@ class _Quiet(logging.Filter):
 
 
 _QUIET = _Quiet()
-logging.getLogger("absl").addFilter(_QUIET)
+for _name in ("absl", "asyncio"):
+    logging.getLogger(_name).addFilter(_QUIET)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Finding the newest good checkpoint, and reading one: only after every byte of it was compared with its digest."""
 
 import dataclasses
+import functools
 import itertools
 import logging
 import os
@@ -15,8 +16,9 @@ from jaxmem._blame import warn
 from jaxmem._processes import Together
 from jaxmem._units import format_bytes
 from jaxmem.checkpoint import _errors, _files, _folder, _manifest
+from jaxmem.checkpoint._leaves import Leaf
 from jaxmem.checkpoint._manifest import Checkpoint
-from jaxmem.checkpoint._match import match
+from jaxmem.checkpoint._match import Reading, match
 from jaxmem.errors import CheckpointError, CheckpointWarning, DamagedCheckpointError
 
 _LOG = logging.getLogger(__name__)
@@ -112,6 +114,7 @@ def restore(
     like: Any,
     *,
     number: int | None = None,
+    only: str = "",
     cast: str | Sequence[str] = (),
     optimizer: Any = None,
 ) -> Any:
@@ -121,6 +124,7 @@ def restore(
       where: a folder, of which the newest good checkpoint is restored; or a `Checkpoint`.
       like: a pytree of arrays or of `jax.ShapeDtypeStruct`s, whose shardings are those wanted; or a `TrainStep`.
       number: of the checkpoint to be restored, instead of the newest good one.
+      only: the first parts of names, "params": of a checkpoint the leaves below are restored, and `like` is that part.
       cast: whose floats may come in another dtype than they were saved in: names of leaves, their first parts
         ("opt_state"), or regular expressions of whole names (".*/mu/.*").
       optimizer: the one that will go on, if `like` is no step: of `multi_steps` it tells how many micro-steps a window
@@ -138,19 +142,13 @@ def restore(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(folder, {"w": jnp.arange(3.0)}, number=7)
     ...     restore(folder, {"w": jax.ShapeDtypeStruct((3,), jnp.float32)})
+    ...     restore(folder, jax.ShapeDtypeStruct((3,), jnp.float32), only="w")
     {'w': Array([0., 1., 2.], dtype=float32)}
+    Array([0., 1., 2.], dtype=float32)
     """
-    checkpoint = _chosen(where, number)
-    if hasattr(like, "abstract_arguments"):  # a step
-        like, optimizer = like.abstract_arguments()[0], like.spec.workload.optimizer
-    reading = match(
-        checkpoint.leaves,
-        like,
-        cast=cast,
-        mid_window=checkpoint.mid_window,
-        optimizer=optimizer,
-        where=f"checkpoint {checkpoint.path}",
-    )
+    checkpoint, parts = _chosen(where, number), only.split("/") if only else []
+    like = functools.reduce(lambda below, part: {part: below}, reversed(parts), like)
+    like, reading = fitting(checkpoint, like, only=only, cast=cast, optimizer=optimizer)
     for note in reading.notes:
         _LOG.info(note)
     _LOG.info("reading checkpoint %d, %s", checkpoint.number, format_bytes(checkpoint.size_bytes))
@@ -166,7 +164,36 @@ def restore(
                 raise
             raise told from error
 
-    return _together().all_do(read)
+    return functools.reduce(lambda tree, part: tree[part], parts, _together().all_do(read))
+
+
+def fitting(
+    checkpoint: Checkpoint, like: Any, *, only: str = "", cast: str | Sequence[str] = (), optimizer: Any = None
+) -> tuple[Any, Reading]:
+    """The tree to restore, and where its leaves come from; raises as `restore` does where it does not fit."""
+    if hasattr(like, "abstract_arguments"):  # a step
+        like, optimizer = like.abstract_arguments()[0], like.spec.workload.optimizer
+    return like, match(
+        _below(checkpoint, only) if only else checkpoint.leaves,
+        like,
+        cast=cast,
+        mid_window=checkpoint.mid_window,
+        optimizer=optimizer,
+        where=f"checkpoint {checkpoint.path}",
+    )
+
+
+def _below(checkpoint: Checkpoint, only: str) -> dict[str, Leaf]:
+    """Name → leaf, of a part of a checkpoint."""
+    found = {name: leaf for name, leaf in checkpoint.leaves.items() if f"{name}/".startswith(f"{only}/")}
+    if not found:
+        first = dict.fromkeys(name.partition("/")[0] for name in checkpoint.leaves)
+        raise CheckpointError(
+            wanted=f"only to be the first parts of names of checkpoint {checkpoint.path}",
+            got=repr(only),
+            do=f"Names begin with {', '.join(first)}.",
+        )
+    return found
 
 
 def _chosen(where: str | Path | Checkpoint, number: int | None) -> Checkpoint:

@@ -37,7 +37,7 @@ class LoopResult:
     Args:
       state: the TrainState after the last window.
       windows: how many windows were trained.
-      stopped: why it ended: all of them done, the data ended, Ctrl-C, or SIGTERM.
+      stopped: why it ended: all of them done, the data ended, Ctrl-C, or SIGTERM or SIGHUP.
       metrics: the last record of metrics; empty where no window was trained.
       memory: the peak of training, measured, beside the compiled one; None of a step that cannot be compiled ahead.
       window: windows trained in all, those before this loop included.
@@ -77,8 +77,8 @@ def train_loop(
 
     The device is waited for where metrics are read (the first window, every `log_every`-th, the
     last), at saves, and otherwise only so that no more than `WINDOWS_IN_FLIGHT` windows are under way.
-    Ctrl-C, and with a `checkpoint` SIGTERM, finishes the windows under way, writes their metrics, saves and returns;
-    a Ctrl-C after that aborts.
+    Ctrl-C, and with a `checkpoint` SIGTERM and SIGHUP (a closed terminal), finishes the windows under way, writes
+    their metrics, saves and returns; a Ctrl-C after that aborts.
 
     Training tells the truth about its memory: its peak is measured (on a CPU, by the growth of the process) beside the
     compiled step's, which is shown at the end. A MemoryWarning says where they contradict each other.
@@ -86,7 +86,8 @@ def train_loop(
     Args:
       step: what `make_train_step` returns: `step(state, batch) -> (state, metrics)`.
       state: a TrainState; its `window` says where to go on. Or a function that makes one; None is `step.init`. Where a
-        checkpoint is restored, the function is not called, and the arrays of a state are deleted before.
+        checkpoint is restored, the function is not called, and the arrays of a state are deleted before; a state that
+        is ahead of the checkpoint is refused.
       data: a function of the window index, called with `state.window` and up, so that a restored
         state resumes exactly; or an iterable of batches, which starts wherever it stands. One that
         ends early stops the loop with a message. With a `checkpoint`, an iterator's state is saved and put back if it
@@ -132,7 +133,7 @@ def train_loop(
     >>> int(state.window)
     5
     """
-    return run_loop(
+    result = run_loop(
         step,
         state,
         data,
@@ -146,7 +147,13 @@ def train_loop(
         on_metrics=on_metrics,
         max_skipped=max_skipped,
         terminate=checkpoint is not None,
-    ).state
+    )
+    if result.stopped == "done" and not result.windows:
+        say(f"{result.window} windows are trained already, of {num_steps}: nothing to do")
+    elif result.stopped in ("interrupted", "terminated"):
+        saved = "" if result.checkpoint is None else f", saved in {result.checkpoint.path}"
+        say(f"{result.stopped} after {result.window} windows{saved}")
+    return result.state
 
 
 def run_loop(
@@ -170,7 +177,7 @@ def run_loop(
 
     Args:
       line_seconds: between two lines of progress where there is no terminal; 0 for a line a reading.
-      terminate: whether SIGTERM stops the loop as Ctrl-C does.
+      terminate: whether SIGTERM and SIGHUP stop the loop as Ctrl-C does.
     """
     _check_counts(num_steps=num_steps, log_every=log_every, max_skipped=max_skipped, save_every=save_every)
     _check_step(step, state)
@@ -185,7 +192,6 @@ def run_loop(
         begin = 0 if saving else first  # what num_steps counts from
         end = begin + num_steps
         if first >= end:
-            say(f"{first} windows are trained already, of {num_steps}: nothing to do")
             return LoopResult(
                 state=state, windows=0, stopped="done", metrics={}, window=first, checkpoint=saves.finish()
             )

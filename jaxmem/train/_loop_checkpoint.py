@@ -74,6 +74,8 @@ class Checkpoints:
                 importlib.import_module("orbax.checkpoint")  # in the first save its time and memory would be training's
                 found = self._manager.latest()
             if found is None or self._manager is None:
+                if self._manager is not None and self._shown:
+                    say(f"no checkpoint in {self._manager.folder} yet; one is saved every {self._every} windows")
                 stage("initialising")
                 return state if make is None else make()
             stage(f"restoring {found.path}")
@@ -83,6 +85,7 @@ class Checkpoints:
             else:
                 like = jax.tree.map(_described, state) if make is None else jax.eval_shape(make)
             if make is None:
+                self._check_given(state, found, like)
                 _delete(state)
             restored = self._manager.restore(like, found, cast=self._cast)
         if int(restored.window) != found.number:  # later windows would be saved under smaller numbers, and not be found
@@ -95,6 +98,20 @@ class Checkpoints:
         different = changes(found.record, found.versions, self.step)
         say(f"resumed at window {found.number} from {found.path}" + (f" ({', '.join(different)})" * bool(different)))
         return restored
+
+    def _check_given(self, state: Any, found: "Checkpoint", like: Any) -> None:
+        """Raises before the arrays of a state are deleted that is worth keeping."""
+        from jaxmem.checkpoint._restore import fitting
+
+        fitting(found, like, cast=self._cast)
+        is_alive = not (isinstance(state.window, jax.Array) and state.window.is_deleted())
+        if is_alive and int(state.window) > found.number:
+            raise CheckpointError(
+                wanted="a state that is not ahead of the newest checkpoint, from which training goes on",
+                got=f"one of window {int(state.window)}, and checkpoint {found.path}",
+                do="To go back there, pass a function, such as step.init; to go on from the state, save it there first "
+                "(jaxmem.checkpoint.save), or choose another folder.",
+            )
 
     @property
     def position(self) -> Mapping[str, Any] | None:
@@ -131,7 +148,8 @@ class Checkpoints:
                 return
             told = f"last checkpoint is that of window {last.number}, {last.path}."
             if isinstance(error, JaxmemError):
-                error.__init__(wanted=error.wanted, got=error.got, do=f"{error.do} The {told}")
+                if str(last.path) not in str(error):
+                    error.__init__(wanted=error.wanted, got=error.got, do=f"{error.do} The {told}")
             else:
                 say(f"the {told}")
 

@@ -98,18 +98,24 @@ def _json_value(value):
 class Interrupts:
     """While it is open, the first Ctrl-C or SIGTERM only sets `stopped`; a Ctrl-C after it raises KeyboardInterrupt.
 
-    Python lets only the main thread set signal handlers: elsewhere both keep their usual meaning.
+    SIGHUP, which a terminal sends that is closed, counts as SIGTERM, unless it is ignored, as under nohup. Python lets
+    only the main thread set signal handlers: elsewhere all keep their usual meaning.
 
     Args:
-      terminate: whether SIGTERM is of concern.
+      terminate: whether SIGTERM and SIGHUP are of concern.
     """
 
     def __init__(self, *, terminate: bool):
         self.stopped: Literal["", "interrupted", "terminated"] = ""
-        self._signals = (signal.SIGINT, signal.SIGTERM) if terminate else (signal.SIGINT,)
+        self._signals = [signal.SIGINT]
+        if terminate:
+            ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            self._signals += [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
+        self._terminals = []
         self._previous = {}
 
     def __enter__(self):
+        self._terminals = [file for file in (1, 2) if os.isatty(file)]
         if threading.current_thread() is threading.main_thread():
             for number in self._signals:
                 previous = signal.getsignal(number)
@@ -123,9 +129,14 @@ class Interrupts:
             signal.signal(number, previous)
 
     def _handle(self, signum, frame):
-        if signum == signal.SIGTERM:  # some senders repeat it
+        if signum == signal.SIGHUP:  # what is said from now on has nowhere to go, and must not raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for file in self._terminals:
+                os.dup2(nowhere, file)
+            os.close(nowhere)
+        if signum in (signal.SIGTERM, signal.SIGHUP):  # some senders repeat it
             first, self.stopped = not self.stopped, self.stopped or "terminated"
-            said = b"\nSIGTERM: finishing the current step.\n" if first else b""
+            said = f"\n{signal.Signals(signum).name}: finishing the current step.\n".encode() if first else b""
         elif self.stopped:
             raise KeyboardInterrupt
         else:

@@ -253,3 +253,30 @@ def test_a_guard_against_transfers_does_not_hinder_a_restore(tmp_path):
     with jax.transfer_guard("disallow"):
         restored = checkpoint.restore(tmp_path, tree)
     assert restored["w"].tolist() == [0, 1, 2] and restored["none"].shape == (3, 0)
+
+
+def test_a_part_of_a_checkpoint(tmp_path):
+    tree = TrainState.create(apply_fn=None, params=params(), tx=accumulate.multi_steps(OPTIMIZER, 4))
+    batch = jax.tree.map(jnp.ones_like, tree.params)
+    tree = jax.jit(tree.apply_gradients)(grads=batch)  # in mid-window, which is no concern of parameters
+    checkpoint.save(tmp_path, tree)
+    assert_same(checkpoint.restore(tmp_path, tree.params, only="params"), tree.params)
+    assert_same(checkpoint.restore(tmp_path, abstract(tree.params["dense"]), only="params/dense"), tree.params["dense"])
+    assert_same(checkpoint.restore(tmp_path, tree.params["out"][3], only="params/out/3"), tree.params["out"][3])
+    assert_same(checkpoint.restore(tmp_path, tree.opt_state, only="opt_state"), tree.opt_state)
+    with pytest.raises(CheckpointError, match="got 'par'. Names begin with step, params, opt_state."):
+        checkpoint.restore(tmp_path, tree.params, only="par")
+    with pytest.raises(CheckpointError, match="it lacks: params/more"):
+        checkpoint.restore(tmp_path, tree.params | {"more": 1.0}, only="params")
+
+
+@pytest.mark.parametrize("part", [lambda params: params, lambda params: {"params": params}])
+def test_who_wants_a_part_is_told_how(tmp_path, part):
+    checkpoint.save(tmp_path, TrainState.create(apply_fn=None, params=params(), tx=optax.adam(0.1)))
+    with pytest.raises(CheckpointError, match="only='params'"):
+        checkpoint.restore(tmp_path, part(params()))
+
+
+def test_a_checkpoint_says_where_it_is(tmp_path):
+    checkpoint.save(tmp_path, params(), number=3)
+    assert f"path={tmp_path / '3'}" in repr(checkpoint.latest(tmp_path))

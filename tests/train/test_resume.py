@@ -232,6 +232,9 @@ def test_a_run_at_its_end_says_so_and_trains_nothing(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.glob("[0-9]*")) == ["3", "4"]
     result = run_loop(add, new_state(), jnp.float32, 4, checkpoint=tmp_path)
     assert (result.windows, result.window, result.stopped, result.checkpoint.number) == (0, 4, "done", 4)
+    said = capsys.readouterr().err
+    assert f"no checkpoint in {tmp_path} yet; one is saved every 3 windows\n" in said and "already" not in said
+    train_loop(add, new_state(), jnp.float32, 4, checkpoint=tmp_path)
     assert "4 windows are trained already, of 4" in capsys.readouterr().err
 
 
@@ -255,8 +258,12 @@ def sending(signals):
     return data
 
 
-@pytest.mark.parametrize("number, how", [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
-def test_the_first_signal_saves_and_returns(tmp_path, number, how):
+STOPS = [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated"), (signal.SIGHUP, "terminated")]
+
+
+@pytest.mark.parametrize("number, how", STOPS)
+def test_the_first_signal_saves_and_returns(tmp_path, monkeypatch, number, how):
+    monkeypatch.setattr(os, "isatty", lambda file: False)  # else SIGHUP silences the terminal of this test
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     metrics = str(tmp_path / "metrics.jsonl")
     options = {"checkpoint": tmp_path, "log_every": 3, "metrics_path": metrics, "progress": False}
@@ -284,6 +291,8 @@ def test_a_second_ctrl_c_aborts_and_what_was_saved_stays(tmp_path, capsys):
         train_loop(add, new_state(), sending({5: [signal.SIGINT] * 2}), 9, checkpoint=tmp_path, save_every=4)
     assert "the last checkpoint is that of window 4" in capsys.readouterr().err
     assert checkpoint.latest(tmp_path).number == 4
+    train_loop(add, new_state(), sending({5: [signal.SIGINT]}), 9, checkpoint=tmp_path, progress=False)
+    assert f"interrupted after 6 windows, saved in {tmp_path / '6'}\n" in capsys.readouterr().err
 
 
 def test_an_error_names_the_last_checkpoint_and_saves_nothing(tmp_path, capsys):
@@ -354,3 +363,14 @@ def test_a_save_that_fails_behind_another_error_does_not_hide_it(tmp_path, capsy
 def test_bad_options_are_refused(options, what):
     with pytest.raises(InputError, match=what):
         train_loop(add, new_state(), jnp.float32, 3, **options)
+
+
+def test_a_state_that_is_not_restored_over_is_kept(tmp_path):
+    train_loop(add, new_state(), jnp.float32, 2, checkpoint=tmp_path)
+    ahead, other = new_state()._replace(window=jnp.int32(3)), new_state()._replace(total=jnp.zeros(2))
+    with pytest.raises(CheckpointError, match=r"one of window 3, and checkpoint .*2\. To go back there"):
+        train_loop(add, ahead, jnp.float32, 9, checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match="another shape: total"):
+        train_loop(add, other, jnp.float32, 9, checkpoint=tmp_path)
+    assert (int(ahead.window), int(other.window)) == (3, 0)
+    assert int(train_loop(add, lambda: ahead, jnp.float32, 4, checkpoint=tmp_path).window) == 4
