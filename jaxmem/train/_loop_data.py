@@ -113,10 +113,17 @@ def as_json(state: Any) -> dict[str, Any]:
     if isinstance(state, bytes):  # of grain's DataLoader
         return {"state": base64.b64encode(state).decode(), "encoding": "base64"}
     try:
-        plain = json.loads(json.dumps(state, default=lambda scalar: scalar.item()))
+        plain = json.loads(json.dumps(state, default=_scalar))
         return {"state": plain} if bool(plain == state) else {}
-    except (AttributeError, TypeError, ValueError):  # tensors, arrays, objects
+    except Exception:  # tensors, arrays, objects, whose own errors may be of any class
         return {}
+
+
+def _scalar(value: Any) -> Any:
+    """A number of NumPy or torch; an array of one element is none, since it would come back as a number."""
+    if value.shape:
+        raise TypeError("an array")
+    return value.item()
 
 
 def _put_back(put: Callable[[Any], Any], position: Mapping[str, Any]) -> None:
@@ -134,8 +141,8 @@ def _put_back(put: Callable[[Any], Any], position: Mapping[str, Any]) -> None:
 def _skip(source: Iterator, count: int, window: int) -> None:
     """Takes the batches that were trained on before."""
     say(
-        f"the data does not tell where it stands: skipping the {count} batches before window {window}. A function of "
-        "the window, or an iterator with get_state and set_state, such as grain's, goes on without."
+        f"the data does not tell where it stands, or not as JSON: skipping the {count} batches before window {window}. "
+        "A function of the window, or an iterator with get_state and set_state, such as grain's, goes on without."
     )
     said = time.monotonic()
     for index in range(count):
