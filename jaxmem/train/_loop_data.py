@@ -117,13 +117,19 @@ def as_json(state: Any) -> dict[str, Any]:
     try:
         plain = json.loads(json.dumps(state, default=_scalar))
         return {"state": plain} if bool(plain == state) else {}
-    except (AttributeError, TypeError, ValueError):  # tensors, arrays, objects
+    except Exception:  # tensors, arrays, objects, whose own errors may be of any class
         return {}
 
 
 def _scalar(value: Any) -> Any:
+<<<<<<< HEAD
     if getattr(value, "shape", None) != ():
         raise TypeError("an array, which would come back as a number")
+=======
+    """A number of NumPy or torch; an array of one element is none, since it would come back as a number."""
+    if value.shape:
+        raise TypeError("an array")
+>>>>>>> outside
     return value.item()
 
 
@@ -142,8 +148,8 @@ def _put_back(put: Callable[[Any], Any], position: Mapping[str, Any]) -> None:
 def _skip(source: Iterator, count: int, window: int) -> None:
     """Takes the batches that were trained on before."""
     say(
-        f"the data does not tell where it stands: skipping the {count} batches before window {window}. A function of "
-        "the window, or an iterator with get_state and set_state, such as grain's, goes on without."
+        f"the data does not tell where it stands, or not as JSON: skipping the {count} batches before window {window}. "
+        "A function of the window, or an iterator with get_state and set_state, such as grain's, goes on without."
     )
     said = time.monotonic()
     for index in range(count):

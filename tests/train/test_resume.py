@@ -155,10 +155,23 @@ KEPT = {
     ),
     "a loader with a state": Loader,
 }
+
+
+class Tensor:
+    """As torch's, it raises a RuntimeError where a number is wanted of several elements."""
+
+    shape = (2,)
+
+    def item(self):
+        raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+
+
 SKIPPED = {
     "a list": lambda: [np.float32(x) for x in range(10)],
     "a generator": lambda: (np.float32(x) for x in range(10)),
     "a state that is no JSON": lambda: Loader(lambda position: {"position": np.arange(position)}),
+    "a state of tensors": lambda: Loader(lambda position: {"position": Tensor()}),
+    "a state of one-element arrays": lambda: Loader(lambda position: {"position": np.array([position])}),
 }
 
 
