@@ -5,6 +5,9 @@ of nnx, has no types.
 """
 
 import dataclasses
+import functools
+import inspect
+import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -55,9 +58,9 @@ def window_facts(tree: Any, optimizer: Any = None) -> dict[str, dict[str, int]]:
     facts = {
         path: {name: int(np.max(leaves[_at(path) + name])) for name in ("mini_step", "gradient_step")} for path in found
     }
-    path = _outermost(found)
-    if path is not None and (every := _every(optimizer, facts[path])):
-        facts[path]["every"] = every
+    for path in _outermost(found):
+        if every := _every(optimizer, facts[path]):
+            facts[path]["every"] = every
     return facts
 
 
@@ -77,7 +80,7 @@ def migrate(
         before, after = _kind(saved, path), _kind(wanted, path)
         fact = facts.get(path, {})
         was = fact.get("every")
-        every = _every(optimizer, fact) if after and path == _outermost(new) else None
+        every = _every(optimizer, fact) if after and path in _outermost(new) else None
         another_k = bool(before and after and was and every and was != every)
         if before and (before != after or another_k) and fact.get("mini_step") != 0:
             made.refused = _in_mid_window(path, fact, before, after, every)
@@ -167,9 +170,9 @@ def _windows(names: Iterable[str]) -> list[str]:
     return sorted((path for path in paths if _at(path) + "gradient_step" in names), key=lambda path: (len(path), path))
 
 
-def _outermost(paths: list[str]) -> str | None:
-    """The one window that holds all others; None where there is none, or more than one."""
-    return paths[0] if paths and all(path.startswith(_at(paths[0])) for path in paths[1:]) else None
+def _outermost(paths: list[str]) -> list[str]:
+    """The windows that no other holds."""
+    return [path for path in paths if not any(path != other and path.startswith(_at(other)) for other in paths)]
 
 
 def _kind(names: Mapping[str, Any], path: str) -> str:
@@ -180,11 +183,39 @@ def _kind(names: Mapping[str, Any], path: str) -> str:
 
 
 def _every(optimizer: Any, fact: Mapping[str, int]) -> int | None:
-    own = getattr(getattr(optimizer, "update", None), "__self__", None)  # ours, or an optax.MultiSteps
-    every = getattr(own, "every", None) or _compat.every_of_optax(own)
-    if callable(every):
-        every = every(np.int32(fact["gradient_step"])) if "gradient_step" in fact else None
-    return None if every is None else int(np.asarray(every))
+    """K of an optimizer's windows; None where it is not known, or those side by side have several."""
+    known = set()
+    for every in _counters(optimizer):
+        if callable(every):
+            every = every(np.int32(fact["gradient_step"])) if "gradient_step" in fact else None
+        known.add(None if every is None else int(np.asarray(every)))
+    return known.pop() if len(known) == 1 else None
+
+
+def _counters(optimizer: Any) -> list[Any]:
+    """`every` of our `multi_steps` and optax's `MultiSteps`, also where a chain or masks close over them.
+
+    Optax has no way to ask a chain for its parts: what its functions close over is followed.
+    """
+    found, todo, seen = [], [optimizer], set()
+    while todo:
+        each = todo.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if type(each).__name__ == "MultiSteps":
+            found.append(getattr(each, "every", None) or _compat.every_of_optax(each))
+        elif isinstance(each, Mapping):
+            todo += each.values()
+        elif isinstance(each, tuple | list):
+            todo += each
+        elif isinstance(each, functools.partial):
+            todo += [each.func, *each.args, *each.keywords.values()]
+        elif isinstance(each, types.MethodType):
+            todo.append(each.__self__)
+        elif isinstance(each, types.FunctionType):
+            todo += inspect.getclosurevars(each).nonlocals.values()
+    return found
 
 
 def _emptied(names: Iterable[str], path: str) -> list[str]:

@@ -1,6 +1,7 @@
 """`jaxmem train`: run the training step on the workload's data."""
 
 import contextlib
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -90,6 +91,7 @@ def train(
     if metrics == STDOUT:
         raise OutputError(wanted="--metrics to name a file", got="-", do="Metrics are not written to stdout.")
     _need_folder(checkpoint_dir, {"--save-every": save_every, "--keep": keep, "--cast": cast})
+    _keep_apart(metrics, checkpoint_dir)
     Outputs({"--metrics": metrics}).check(inputs=(file, config))
     with joined(coordinator, num_processes, process_id):
         start_jax()
@@ -133,6 +135,19 @@ def _need_folder(checkpoint_dir: str | None, options) -> None:
     given = [option for option, value in options.items() if value is not None]
     if given and checkpoint_dir is None:
         raise InputError(wanted=f"--checkpoint-dir with {given[0]}", got="none", do="Name the folder for checkpoints.")
+
+
+def _keep_apart(metrics: str | None, checkpoint_dir: str | None) -> None:
+    """OutputError for metrics that would be written into a checkpoint, or into the lock of the folder."""
+    if metrics is None or checkpoint_dir is None:
+        return
+    path, folder = Path(metrics).resolve(), Path(checkpoint_dir).resolve()
+    if folder in path.parents and (path.parent != folder or path.name.startswith(".")):
+        raise OutputError(
+            wanted="--metrics to name a file of its own",
+            got=f"{metrics}, which is a checkpoint's",
+            do=f"Name for example {Path(checkpoint_dir) / 'metrics.jsonl'}.",
+        )
 
 
 def training_data(workload):

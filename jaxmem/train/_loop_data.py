@@ -122,14 +122,9 @@ def as_json(state: Any) -> dict[str, Any]:
 
 
 def _scalar(value: Any) -> Any:
-<<<<<<< HEAD
-    if getattr(value, "shape", None) != ():
-        raise TypeError("an array, which would come back as a number")
-=======
     """A number of NumPy or torch; an array of one element is none, since it would come back as a number."""
     if value.shape:
         raise TypeError("an array")
->>>>>>> outside
     return value.item()
 
 

@@ -192,6 +192,10 @@ def test_another_k():
         assert "every changes from 4 to 6" in text and "2 more micro-steps, which end the window" in text
     reading = match(leaves_of(saved), saved, mid_window=facts(2, every=4), optimizer=OURS)
     assert not reading.zeros and not reading.notes
+    chained = {"opt_state": (optax.EmptyState(), saved["opt_state"])}
+    six = optax.chain(optax.clip(1.0), multi_steps(PLAIN, 6))
+    text = told(chained, chained, mid_window=facts(2, at="opt_state/1", every=4), optimizer=six)
+    assert "every changes from 4 to 6" in text
 
 
 def test_an_accumulator_of_another_dtype_is_new_at_a_windows_end_only():
@@ -228,8 +232,11 @@ def test_facts_of_windows():
     assert window_facts({"opt_state": inner}, OURS) == {"opt_state": {**known, "every": 4}}
     by_step = multi_steps(PLAIN, lambda steps: jnp.where(steps < 7, 1, 5))
     assert window_facts(inner, by_step) == {"": {**known, "every": 5}}
-    two = {"a": inner, "b": inner}  # whose of them an optimizer is, nothing tells
-    assert window_facts(two, OURS) == {"a": known, "b": known}
+    parts = (optax.chain(optax.clip(1.0), OURS), optax.masked(OURS, {"w": True}), optax.apply_if_finite(OURS, 3))
+    for optimizer in parts:  # K is found where it is closed over
+        assert [fact["every"] for fact in window_facts(optimizer.init(params), optimizer).values()] == [4]
+    several = optax.chain(OURS, multi_steps(optax.sgd(0.1), 2))
+    assert not any("every" in fact for fact in window_facts(several.init(params), several).values())
     assert window_facts({"opt_state": PLAIN.init(params)}, PLAIN) == {}
 
 

@@ -158,3 +158,8 @@ def test_a_disk_that_gets_full(capfd, tmp_path):
     assert ran.code == 2 and ran.out == "", ran
     assert ran.err.splitlines()[-1].startswith("jaxmem: error: Wanted to save checkpoint 4; got a disk that is full: ")
     assert content(folder) == {}
+
+
+@pytest.mark.parametrize("name", ["2/checkpoint.json", ".jaxmem.lock"])
+def test_metrics_are_not_written_into_a_checkpoint(refused, name):
+    refused("--metrics to name a file of its own", "metrics.jsonl", options=("--metrics", refused.folder / name))
