@@ -207,14 +207,14 @@ def _alone() -> None:
 
 
 def _connect() -> None:
-    """First sums over all devices, and over those of the same place in each process: their transports connect now."""
+    """First sums over all devices, those of one place in each process, and those of a process: here they connect."""
     import jax
     import jax.numpy as jnp
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     mesh = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("processes", "local_devices"))
-    for axes in (("processes", "local_devices"), "processes"):
+    for axes in (("processes", "local_devices"), "processes", "local_devices"):
         sharded, whole = NamedSharding(mesh, PartitionSpec(axes)), NamedSharding(mesh, PartitionSpec())
         ones = jax.jit(lambda: jnp.ones(mesh.size), out_shardings=sharded)()
         jax.block_until_ready(jax.jit(lambda x: x, out_shardings=whole)(ones))

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +15,6 @@ import jax
 import numpy as np
 import pytest
 
-from jaxmem._peers import Peers
-from jaxmem._windows import Windows
 from jaxmem.cli import _rendezvous
 from jaxmem.cli._hosts import check_options
 from jaxmem.errors import BatchError, ProcessError
@@ -186,49 +183,6 @@ def test_an_error_of_one_process_reaches_the_user_from_the_others(tmp_path, func
     assert said in re.sub(r"\([^()]*, pid \d+\)", "(HOST)", ends[0][2]), ends
 
 
-class Words:
-    """The part of JAX's coordinator that `Peers` uses."""
-
-    def __init__(self):
-        self.said: dict[str, str] = {}
-
-    def key_value_set(self, key, text, allow_overwrite=False):
-        self.said[key] = text
-
-    def key_value_dir_get(self, key):
-        return [(name, text) for name, text in self.said.items() if name.startswith(key)]
-
-
-def watch_of_three() -> Peers:
-    watch = Peers.__new__(Peers)  # without its thread
-    watch.process, watch.count, watch._client = 0, 3, Words()
-    watch._beats, watch._ended = {}, threading.Event()
-    return watch
-
-
-def test_one_that_gave_no_sign_at_all_is_gone():
-    watch = watch_of_three()
-    for beat in range(20):
-        watch._set("beat/1", str(beat))
-        watch._look_for_gone(2.0)
-    assert [name for name, _ in watch._dir("news/gone")] == ["jaxmem/processes/news/gone/2"]
-
-
-def test_what_jax_tells_is_held_back_until_all_others_show_that_they_live():
-    watch = watch_of_three()
-    watch._set("beat/1", "7")
-    waits = threading.Thread(target=watch._wait_for_signs, daemon=True)
-    waits.start()
-    for process in (1, 2):
-        waits.join(1.2)
-        assert waits.is_alive()
-        for beat in ("8", "9"):
-            watch._set(f"beat/{process}", beat)
-            time.sleep(0.6)
-    waits.join(5)
-    assert not waits.is_alive()
-
-
 def test_jax_that_is_set_otherwise_in_one_process_is_named(tmp_path):
     each = [["w.py", "--steps", "2"], ["w.py", "--steps", "2", "--precision", "bfloat16"]]
     ends = Run(tmp_path, each, environments=[{}, {"JAX_ENABLE_X64": "1"}]).end()
@@ -248,68 +202,6 @@ with hosts.joined("127.0.0.1:{free_port()}", 2, 0):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "4"}
     ended = subprocess.run([sys.executable, "-c", alone], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert ended.returncode == 3 and ended.stderr.startswith("jaxmem: JAX's coordinator did not start: "), ended
-
-
-class Store:
-    """The part of `Peers` that `Windows` uses, of two processes in this one."""
-
-    count = 2
-
-    def __init__(self, process: int, words: dict):
-        self.process, self.words = process, words
-
-    def _set(self, key, text):
-        self.words[key] = text
-
-    def _dir(self, key):
-        return [(name, text) for name, text in self.words.items() if name.startswith(f"{key}/")]
-
-
-def both(*asked):
-    """What `stop` and `ended` say in two processes: each is given windows with (method, window, reason)."""
-    words: dict = {}
-    runs = [Windows(0, first=0) for _ in asked]
-    said: list[list] = [[] for _ in asked]
-    done = threading.Event()
-
-    def train(run, calls, heard):
-        for name, *given in calls:
-            time.sleep(0.005)
-            try:
-                heard.append(getattr(run, name)(*given))
-            except ProcessError as error:
-                heard.append(error)
-            if heard[-1]:
-                return
-
-    def watch():
-        while not done.wait(0.01):
-            for process, run in enumerate(runs):
-                run.settle(Store(process, words))
-
-    with ThreadPoolExecutor() as pool:
-        pool.submit(watch)
-        trained = [pool.submit(train, *each) for each in zip(runs, asked, said, strict=True)]
-        for each in trained:
-            each.result(timeout=20)
-        done.set()
-    return said
-
-
-def test_all_stop_after_the_window_that_the_furthest_has_dispatched():
-    asks = [("stop", window, "interrupted" if window == 2 else "") for window in range(200)]
-    goes_on = [("stop", window, "") for window in range(200)]
-    first, second = both(asks, goes_on)
-    assert first[-1] == second[-1] == "interrupted" and len(first) == len(second) >= 3
-
-
-def test_data_that_ends_sooner_in_one_process_is_an_error_in_both():
-    short = [("stop", 0, ""), ("ended", 0)]
-    more = [("stop", window, "") for window in range(5)] + [("ended", 4)]
-    for heard in both(short, more):
-        assert "which ends after window 0" in str(heard[-1]) or heard[-1] == "data ended"
-    same = both(more, more)
-    assert [heard[-1] for heard in same] == ["data ended", "data ended"]
 
 
 def test_rows_that_do_not_lie_here_are_refused_by_name():

@@ -129,7 +129,7 @@ def test_what_does_not_belong_together_is_refused(solved, config):
     with pytest.raises(ConfigError, match="is within"):
         make_train_step(_mlp(), tight, target="cpu", decision=text)
     of_share = make_train_step(_mlp(), MemoryConfig(remat="auto:0.9"), target="cpu").decision.to_json()
-    with pytest.raises(DecisionError, match=r"at most 0.1 of the residuals, 200.0 KiB; got one that keeps 0.2, 400.0"):
+    with pytest.raises(DecisionError, match=r"at most 0.1 of the residuals, .*; got one that keeps 0.2.*, 400.0 KiB"):
         make_train_step(_mlp(), MemoryConfig(remat="auto:0.1"), target="cpu", decision=of_share)
     with pytest.warns(SettingWarning, match="was not compiled: that its peak is within"):
         make_train_step(_mlp(), config, target="cpu", decision=of_share)
