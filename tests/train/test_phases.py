@@ -68,7 +68,7 @@ def test_on_a_mesh_bytes_are_of_one_device():
 
 def test_shapes_alone_are_taken_for_what_a_key_makes():
     report = step_of(jax.eval_shape(arrays)).report()
-    assert "to draw its largest leaf" in report.phases[0].how and "own arrays" not in report.phases[0].how
+    assert "to draw its leaves" in report.phases[0].how and "own arrays" not in report.phases[0].how
 
 
 def drawn_on_a_mesh():
@@ -77,7 +77,22 @@ def drawn_on_a_mesh():
     return made, resolve_target(None)  # here XLA draws by shards, and gathers them
 
 
-@pytest.mark.parametrize("make", [lambda: (jaxmem.make_train_step(gpt.workload()), CPU), drawn_on_a_mesh])
+def drawn_by(draw):
+    return lambda: (step_of(lambda key: {"w": draw(key), "frozen": [draw(key)]}), CPU)
+
+
+SQUARE = (WIDTH, WIDTH)
+CREATORS = (
+    lambda key: sum(jax.random.normal(jax.random.fold_in(key, i), SQUARE) for i in range(16)),
+    lambda key: jax.random.normal(key, (16, *SQUARE)).mean(0),
+    lambda key: jax.random.gamma(key, 2.0, SQUARE),
+)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: (jaxmem.make_train_step(gpt.workload()), CPU), drawn_on_a_mesh, *map(drawn_by, CREATORS)],
+)
 def test_what_draws_a_state_does_not_need_more_than_is_modelled(make):
     step, target = make()
     phases = run_phases(step.spec, trace_for(step.spec, target))
