@@ -4,6 +4,7 @@ import contextlib
 import logging
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,10 @@ class _Quiet(logging.Filter):
         self._lock, self._users, self._hook = threading.Lock(), 0, sys.unraisablehook
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.name == "asyncio":  # of a write of Orbax's that failed after another one, which jaxmem tells
-            return not (self._users and isinstance(record.exc_info and record.exc_info[1], OSError))
-        return not self._users or "/orbax/" not in record.pathname.replace("\\", "/")
+        at = [record.pathname]
+        if record.name == "asyncio" and record.exc_info:  # of a write that fails after the one of which jaxmem tells
+            at = [frame.filename for frame in traceback.extract_tb(record.exc_info[2])]
+        return not self._users or not any("/orbax/" in path.replace("\\", "/") for path in at)
 
     def unraisable(self, told: Any) -> None:
         """Where one write fails, Orbax closes the event loop in which TensorStore would tell of the others."""

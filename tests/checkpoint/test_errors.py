@@ -1,6 +1,7 @@
 """What file systems, TensorStore and Orbax say becomes one paragraph; what a device says does not."""
 
 import errno
+import logging
 import os
 from pathlib import Path
 
@@ -49,3 +50,15 @@ def test_this_machine_knows_its_own_errors(tmp_path):
     with pytest.raises(OSError) as told:  # noqa: PT011, which one it is is the question
         os.open(tmp_path / "nowhere" / "file", os.O_RDONLY)
     assert GONE in str(_errors.known(told.value, "to read", tmp_path))
+
+
+@pytest.mark.parametrize("file, heard", [("/lib/orbax/path.py", False), ("/home/me/train.py", True)])
+def test_a_write_of_orbax_that_nobody_waits_for_is_not_told(caplog, monkeypatch, file, heard):
+    from jaxmem.checkpoint import _orbax
+
+    monkeypatch.setattr(_orbax._QUIET, "_users", 1)
+    try:
+        exec(compile("raise OSError(28, 'No space left')", file, "exec"))
+    except OSError:
+        logging.getLogger("asyncio").exception("Future exception was never retrieved")
+    assert bool(caplog.records) == heard
