@@ -17,6 +17,8 @@ from jaxmem.workload import path_string
 
 # Dtypes that tensorstore cannot write → that in which their data are written.
 _WIDENED = {"uint1": "uint8", "uint2": "uint8", "uint4": "uint8", "int1": "int8"}
+# NumPy's own, which neither tensorstore nor JAX has.
+_UNWRITTEN = ("float96", "float128", "complex192", "complex256")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,11 @@ def described(leaf: Any, name: str = "") -> Leaf:
         leaf = _number(leaf)
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         raise _refused(name, f"a {type(leaf).__name__}")
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    try:
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    except TypeError:  # torch's, which NumPy does not know
+        raise _refused(name, f"a {type(leaf).__name__} of dtype {leaf.dtype}") from None
+    if is_key:
         said = []
 
         def look(key):
@@ -134,7 +140,8 @@ def described(leaf: Any, name: str = "") -> Leaf:
         return Leaf(shape=tuple(data.shape), dtype=str(data.dtype), key=said[0])
     if isinstance(leaf, np.ma.MaskedArray):
         raise _refused(name, "a masked array, whose mask would be lost")
-    if not (jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == bool):
+    known = jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == bool
+    if not known or np.dtype(leaf.dtype).name in _UNWRITTEN:
         raise _refused(name, f"an array of dtype {leaf.dtype}")
     weak = leaf.shape == () and bool(getattr(leaf, "weak_type", False))
     return Leaf(shape=tuple(leaf.shape), dtype=str(np.dtype(leaf.dtype)), weak=weak)

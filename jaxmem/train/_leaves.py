@@ -126,5 +126,8 @@ def first_difference(wanted: Any, got: Any, root: str, *, dtypes: bool, more: bo
 
 def _plain_dtype(leaf: Any) -> Any:
     """The dtype that JAX computes in; None for PRNG keys, which may be of any kind."""
-    dtype = jnp.result_type(leaf)
+    try:
+        dtype = jnp.result_type(leaf)
+    except TypeError:  # a tensor of torch
+        return f"a {type(leaf).__name__} of {getattr(leaf, 'dtype', 'no dtype')}"
     return None if jnp.issubdtype(dtype, jax.dtypes.extended) else jax.dtypes.canonicalize_dtype(dtype)

@@ -87,6 +87,12 @@ class Record:
     static: str = dataclasses.field(metadata={"static": True})
 
 
+class Foreign:
+    """As a tensor of another package, whose dtype NumPy does not know."""
+
+    shape, dtype = (2,), type("dtype", (), {"__str__": lambda self: "torch.float32"})()
+
+
 def labels(params):
     return {"dense": {"kernel": "adam", "bias": "frozen"}, "out": "sgd"}
 
@@ -230,6 +236,9 @@ def test_case_24_leaves_that_a_copy_could_lose(tmp_path):
         ({"a": 1.0, "a/b": 2.0}, ["tree['a']", "tree['a/b']"]),
         ({"name": "gpt"}, ["a str", "'name'"]),
         ({"a": np.array(["x"])}, ["<U1", "'a'"]),
+        ({"a": np.zeros(2, np.longdouble)}, [np.dtype(np.longdouble).name, "'a'"]),
+        ({"a": np.ma.array([1.0, 2.0], mask=[0, 1])}, ["a masked array", "'a'"]),
+        ({"a": Foreign()}, ["a Foreign of dtype torch.float32", "'a'"]),
         ({"a": jax.ShapeDtypeStruct((2,), np.float32)}, ["ShapeDtypeStruct", "'a'"]),
     ],
 )

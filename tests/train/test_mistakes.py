@@ -11,6 +11,7 @@ import pytest
 
 from jaxmem import MemoryConfig, Precision, Workload, accumulate, make_train_step, train_loop, verify
 from jaxmem.errors import BatchError, ConfigError, InputError, StateError, WorkloadError
+from jaxmem.train._leaves import first_difference
 from jaxmem.train._program import jitted
 
 
@@ -187,6 +188,15 @@ def test_a_batch_that_is_not_like_the_example_is_named():
     with pytest.raises(BatchError, match=r"shape \(8, 5\) instead of \(8, 4\) at batch/x"):
         step(step.init(), {"x": jnp.ones((8, 5))})
     step(step.init(), {"x": np.ones((6, 4))})  # other rows, another width of float: both are fine
+
+
+def test_a_batch_of_another_package_is_named():
+    class Tensor(np.ndarray):
+        dtype = type("dtype", (), {"__str__": lambda self: "torch.float32"})()
+
+    assert first_difference({"x": np.ones(2)}, {"x": np.ones(2).view(Tensor)}, "batch", dtypes=True) == (
+        "a Tensor of torch.float32 instead of float32 at batch/x"
+    )
 
 
 def test_batch_axes_that_do_not_match_the_batch():
