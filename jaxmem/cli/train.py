@@ -99,10 +99,13 @@ def train(
 
         same = {"--steps": steps, "--seed": seed, "--log-every": log_every, "--save-every": save_every, "--cast": cast}
         agree_on_command(file, {**same, "--set": settings, "--checkpoint-dir": checkpoint_dir})
+        from jaxmem._processes import say
         from jaxmem.cli._load import load_workload
         from jaxmem.train._loop import SAVE_EVERY, run_loop
         from jaxmem.train._loop_checkpoint import manager_of, newest_record
         from jaxmem.train._record import resumed_step
+
+        key = None if seed is None else jax.random.key(seed)
 
         chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
         with stages(f"loading {file}"):
@@ -115,7 +118,7 @@ def train(
         with manager or contextlib.nullcontext():
             result = run_loop(
                 step,
-                lambda: step.init(None if seed is None else jax.random.key(seed)),
+                lambda: step.init(key),
                 data,
                 steps,
                 checkpoint=manager,
@@ -125,6 +128,8 @@ def train(
                 metrics_path=metrics,
                 line_seconds=0,
             )
+        if key is not None and _key_data(key) != _key_data(result.state.rng):
+            say(f"--seed {seed} did nothing: the run in {checkpoint_dir} began with another key")
         if jax.process_index() == 0:
             print(summary(result, steps), flush=True)
         if result.stopped in STOPS:
@@ -135,6 +140,13 @@ def _need_folder(checkpoint_dir: str | None, options) -> None:
     given = [option for option, value in options.items() if value is not None]
     if given and checkpoint_dir is None:
         raise InputError(wanted=f"--checkpoint-dir with {given[0]}", got="none", do="Name the folder for checkpoints.")
+
+
+def _key_data(key) -> list[int]:
+    import jax
+    import numpy as np
+
+    return np.asarray(jax.random.key_data(key)).tolist()
 
 
 def _keep_apart(metrics: str | None, checkpoint_dir: str | None) -> None:

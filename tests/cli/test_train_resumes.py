@@ -52,6 +52,13 @@ def test_a_run_that_a_signal_stops_goes_on_by_the_same_command(capfd, model, tmp
     assert sorted(path.name for path in (tmp_path / "whole").glob("[0-9]*")) == ["6", "9"]
 
 
+def test_a_seed_that_does_nothing_is_said(capfd, model, tmp_path):
+    command = ("train", model, "--checkpoint-dir", tmp_path / "run", "--steps")
+    first, same, other = (run(capfd, *command, n, "--seed", seed) for n, seed in ((1, 3), (2, 3), (3, 4)))
+    assert "--seed" not in first.err + same.err
+    assert f"jaxmem: --seed 4 did nothing: the run in {tmp_path / 'run'} began with another key\n" in other.err
+
+
 def test_a_run_at_its_end_has_nothing_to_do(capfd, model, tmp_path):
     command = ("train", model, "--checkpoint-dir", tmp_path / "run", "--steps")
     assert run(capfd, *command, 2).code == 0
