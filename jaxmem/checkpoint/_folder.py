@@ -6,6 +6,7 @@ import shutil
 import socket
 import weakref
 from pathlib import Path
+from typing import Literal
 
 from jaxmem.checkpoint import _manifest
 from jaxmem.errors import CheckpointError, DamagedCheckpointError
@@ -94,14 +95,22 @@ def has_manifest(path: Path) -> bool:
 
 def is_unfinished(path: Path) -> bool:
     """Whether it is a folder without a manifest, and with nothing that a save would not have written."""
+    return _kind(path) == "unfinished"
+
+
+def _kind(path: Path) -> Literal["complete", "unfinished", "foreign"]:
+    """What a folder is, by one look at its names: a run may complete it, or delete it, before a second one."""
     try:
         names = os.listdir(path)
     except FileNotFoundError:  # it is removed by now
-        return True
+        return "unfinished"
     except NotADirectoryError:
-        return False
+        return "foreign"
+    if _manifest.NAME in names:
+        return "complete"
     ours = (".", f"{STATE}.orbax-checkpoint-tmp")
-    return all(name in (STATE, _manifest.UNFINISHED) or name.startswith(ours) for name in names)
+    known = all(name in (STATE, _manifest.UNFINISHED) or name.startswith(ours) for name in names)
+    return "unfinished" if known else "foreign"
 
 
 def check(folder: Path) -> None:
@@ -122,8 +131,8 @@ def check(folder: Path) -> None:
     ours = LOCK in names or any(has_manifest(folder / name) for name in filter(_is_number, names))
     others = [name for name in names if not (name.startswith(".") or _is_number(name.partition(".damaged")[0]))]
     for name in filter(_is_number, names):
-        path = folder / name
-        if not (ours and is_unfinished(path)) and not has_manifest(path):  # in this order: a save may end meanwhile
+        kind = _kind(folder / name)
+        if kind == "foreign" or (kind == "unfinished" and not ours):
             raise _foreign(folder, name)
     if others and not ours:
         raise _foreign(folder, others[0])

@@ -85,7 +85,14 @@ def test_a_declared_target_is_passed_and_otherwise_not(tmp_path):
 @pytest.mark.parametrize(
     "setting, words",
     [
-        ("row=2", ["an option that workload() in", "rows=8, width=4, depth=2, scale=0.5, name='linear'", "Did you mean rows?"]),
+        (
+            "row=2",
+            [
+                "an option that workload() in",
+                "rows=8, width=4, depth=2, scale=0.5, name='linear'",
+                "Did you mean rows?",
+            ],
+        ),
         ("zzz=2", ["--set zzz", "Use one of those"]),
         ("rows", ["NAME=VALUE", "--set rows"]),
         ("rows=many", ["rows to be a int, like its default 8", "the text 'many'"]),
