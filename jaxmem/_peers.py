@@ -15,8 +15,8 @@ from collections.abc import Callable
 import jax
 
 from jaxmem import _compat
+from jaxmem._last_window import Windows
 from jaxmem._processes import conversation
-from jaxmem._windows import Windows
 
 # Of a process that is killed JAX's coordinator hears nothing more, and a collective waits for it for ever.
 GONE_SECONDS = 30.0

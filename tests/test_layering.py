@@ -32,7 +32,7 @@ BASE = frozenset(
         "_miscompilations",
         "_peers",
         "_processes",
-        "_windows",
+        "_last_window",
         "_product_flops",
         "_status",
         "_stdout",

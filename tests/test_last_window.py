@@ -4,7 +4,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from jaxmem._windows import Windows
+from jaxmem._last_window import Windows
 from jaxmem.errors import ProcessError
 
 
