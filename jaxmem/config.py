@@ -24,7 +24,18 @@ _SHORT_DTYPES = {
     **dict.fromkeys(("fp32", "f32", "tf32", "full"), "float32"),
     **dict.fromkeys(("fp64", "f64"), "float64"),
 }
-GRADIENT_REDUCTIONS = ("auto", "once", "each")
+_COMPILE = 'Leave it at "auto", or compare the others by compiles.'
+# Fields with a few settings: these, and what to do about any other.
+SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "gradient_reduction": (("auto", "once", "each"), 'Use "auto" unless batches are sharded.'),
+    "order": (("auto", "tied", "free"), _COMPILE),
+    "roll": (("auto", True, False), _COMPILE),
+    "random": (("auto", "fenced", "free"), _COMPILE),
+    "generator": (
+        ("given", "rbg", "threefry2x32"),
+        'Use "given" for the key\'s own.',
+    ),
+}
 _OTHER_FIELDS = {"dtype": "precision", "policy": "remat", "checkpoint": "remat", "micro_batches": "accumulation_steps"}
 
 
@@ -94,6 +105,15 @@ class MemoryConfig(Brief):
         "auto:0.25" the residuals, as a share of the plain step's; "auto:0" is full remat.
       precision: compute dtype name, or a `Precision`. Master parameters keep their dtype; "float16" implies a dynamic
         loss scale.
+      order: when weight gradients are made. "tied": before the backward pass goes on; "free": as the compiler likes.
+        Neither changes a number. "auto" takes what was never seen to be worse on the target; under a budget, and in a
+        comparison that asks, what a compile shows.
+      roll: True runs repeated unrolled layers as one scan inside the step; results stay within rounding. "auto" as for
+        `order`.
+      random: "fenced" draws the masks of dropout once, a byte an element, fused into nothing; "free" leaves them to the
+        compiler. Neither changes a number. "auto" as for `order`.
+      generator: of the random numbers that a step draws with its key: the key's own ("given"), "rbg" (the hardware's,
+        fast on a TPU) or "threefry2x32". Another generator draws other numbers.
       zero: reserved; only 0.
       offload: reserved; only ().
 
@@ -111,6 +131,10 @@ class MemoryConfig(Brief):
     gradient_reduction: str = "auto"
     remat: str | Policy = "none"
     precision: str | Precision = "float32"
+    order: str = "auto"
+    roll: str | bool = "auto"
+    random: str = "auto"
+    generator: str = "given"
     zero: int = 0
     offload: tuple[str, ...] = ()
 
@@ -132,12 +156,13 @@ class MemoryConfig(Brief):
         budget = self.budget
         setting = shortest(as_policy(self.remat)) if budget is None else f"{PREFIX}{budget}"
         object.__setattr__(self, "remat", setting)  # likewise
-        if self.gradient_reduction not in GRADIENT_REDUCTIONS:
-            raise ConfigError(
-                wanted=f"gradient_reduction to be one of {', '.join(GRADIENT_REDUCTIONS)}",
-                got=repr(self.gradient_reduction),
-                do='Use "auto" unless batches are sharded.',
-            )
+        for name, (settings, do) in SETTINGS.items():
+            value = getattr(self, name)
+            # 1 == True, and a list is in no tuple of strings: by identity of the type, too.
+            if not any(value == each and type(value) is type(each) for each in settings):
+                raise ConfigError(
+                    wanted=f"{name} to be one of {', '.join(map(repr, settings))}", got=repr(value), do=do
+                )
         for name, neutral in (("zero", 0), ("offload", ())):
             value = getattr(self, name)
             value = tuple(value) if name == "offload" and isinstance(value, (list, tuple)) else value

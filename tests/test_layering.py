@@ -38,6 +38,7 @@ BASE = frozenset(
         "_stdout",
         "_suggest",
         "_scopes",
+        "_settled",
         "_shown",
         "_signatures",
         "_source",
@@ -46,18 +47,20 @@ BASE = frozenset(
         "budget",
     }
 )
+_TECHNIQUES = frozenset({"accumulate", "precision", "random_bits", "remat"})
+_TRAIN = BASE | _TECHNIQUES | {"targets", "analysis", "checkpoint"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
-    **dict.fromkeys(("accumulate", "precision", "targets"), BASE),
+    **dict.fromkeys(("accumulate", "precision", "random_bits", "targets"), BASE),
     "remat": BASE | {"targets"},  # a budget is spent by the speed of a chip
     "analysis": BASE | {"targets"},  # what a program needs is always asked of a target
     "checkpoint": BASE,  # of any pytree; `train` says what of a step goes into one
-    "train": BASE | {"accumulate", "precision", "remat", "targets", "analysis", "checkpoint"},
-    "report": BASE | {"accumulate", "precision", "remat", "targets", "analysis", "checkpoint", "train"},
-    "cli": BASE | {"accumulate", "precision", "remat", "targets", "analysis", "checkpoint", "train", "report"},
+    "train": _TRAIN,
+    "report": _TRAIN | {"train"},
+    "cli": _TRAIN | {"train", "report"},
 }
 # Packages inside of remat, and those beside them that they may know.
-INSIDE_REMAT = {"jaxprs": set(), "blocks": {"jaxprs"}, "auto": {"jaxprs", "blocks"}}
+INSIDE_REMAT = {"jaxprs": set(), "blocks": {"jaxprs"}, "roll": {"jaxprs", "blocks"}, "auto": {"jaxprs", "blocks"}}
 GUARDED_LIBRARIES = frozenset({"jax", "jaxlib", "flax", "optax", "orbax"})
 
 

@@ -6,6 +6,7 @@ import logging
 import jax
 
 from jaxmem._blame import is_own_fault, whole_tracebacks
+from jaxmem._settled import AS_WRITTEN
 from jaxmem._units import format_bytes
 from jaxmem.errors import BudgetInfeasible, JaxmemError
 from jaxmem.remat.auto import (
@@ -25,6 +26,7 @@ from jaxmem.train._decision import decided_by_one, step_problem
 from jaxmem.train._peaks import Peaks
 from jaxmem.train._program import TargetProgram, content, trace_for
 from jaxmem.train._report import compiled_peak, keep_compiled
+from jaxmem.train._settle import settled
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._update import abstract_arguments
 
@@ -63,13 +65,16 @@ def spend(spec: StepSpec, target: str | Target | None) -> StepSpec:
     if budget is None:
         return spec
     resolved = resolve_target(target)
+    spec = settled(spec, resolved)
 
     def solved() -> StepSpec:
         problem = step_problem(spec, resolved)
         if budget.share is None:
             return spend_bytes(spec, budget.bytes or 0, resolved, Trials(problem))
         assignment = within_share(problem, budget.share)
-        return spec.with_decision(ResidualPlan(problem=problem, assignment=assignment, target=resolved.name))
+        form = spec.settled or AS_WRITTEN
+        plan = ResidualPlan(problem=problem, assignment=assignment, target=resolved.name, settled=form)
+        return spec.with_decision(plan)
 
     return decided_by_one(spec, resolved, solved)
 
@@ -167,7 +172,9 @@ class _Compiler:
         """The step of a choice, traced and lowered once; the content of its program goes to the trials."""
         at = _same(assignment)
         if at not in self.candidates:
-            spec = self.spec.with_decision(ResidualPlan(problem=self.trials.problem, assignment=assignment))
+            form = self.spec.settled or AS_WRITTEN
+            plan = ResidualPlan(problem=self.trials.problem, assignment=assignment, settled=form)
+            spec = self.spec.with_decision(plan)
             traced = trace_for(spec, self.target)
             lowered = traced.lower()
             self.trials.programs[at] = content(spec, lowered, traced.target)
@@ -195,6 +202,7 @@ class _Compiler:
             compiles=self.compiles,
             target=self.target.name,
             program=self.trials.programs[_same(trial.assignment)],
+            settled=self.spec.settled or AS_WRITTEN,
         )
         spec = self.spec.with_decision(decision)
         if _same(trial.assignment) in self.candidates:

@@ -51,8 +51,8 @@ def put_back(spec: StepSpec, target: str | Target | None, text: str) -> StepSpec
             do="Leave the decision out, or the policy.",
         )
     stored, resolved = Stored.read(text), resolve_target(target)
-    plan = ResidualPlan.of_stored(stored, step_problem(spec, resolved, stored.rates))
-    made = spec.with_decision(plan)
+    plan = ResidualPlan.of_stored(stored, step_problem(spec.in_form(stored.settled), resolved, stored.rates))
+    made = spec.in_form(stored.settled).with_decision(plan)
     if budget is not None and budget.share:
         _check_share(plan, budget.share)
     if plan.peak_bytes is None:

@@ -39,6 +39,10 @@ class Lever:
     """One lever, as functions of a step's spec; each may be left out.
 
     Args:
+      form: `(spec, target) -> fields of Settled`, what the lever's setting "auto" means on a target; traces nothing
+        that is not needed.
+      rivals: `(spec, target) -> fields of Settled`, for each other setting that may win where "auto" was asked for and
+        compiles are at hand.
       idle: one sentence for each of the lever's settings that does nothing for the workload; traces nothing.
       state: `(spec, state) -> state`, with the fields that the lever needs.
       shardings: `(spec, shardings) -> shardings`, where the state's leaves lie on the mesh of the step.
@@ -46,6 +50,8 @@ class Lever:
       told: `(spec, target) -> Told`, called while tracing means the target.
     """
 
+    form: Callable[[StepSpec, Target], Mapping[str, Any]] = lambda spec, target: {}
+    rivals: Callable[[StepSpec, Target], Iterable[Mapping[str, Any]]] = lambda spec, target: ()
     idle: Callable[[StepSpec], Iterable[str]] = lambda spec: ()
     state: Callable[[StepSpec, TrainState], TrainState] = lambda spec, state: state
     shardings: Callable[[StepSpec, TrainState], TrainState] = lambda spec, shardings: shardings

@@ -6,13 +6,15 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxmem import accumulate, precision, remat
+from jaxmem import accumulate, precision, random_bits, remat
+from jaxmem._settled import AS_WRITTEN, Settled
 from jaxmem._signatures import declares
 from jaxmem._trainable import nothing_trained, select_paths
 from jaxmem.config import Memory, MemoryConfig
 from jaxmem.errors import ConfigError, PrecisionWithoutEffect
 from jaxmem.remat.auto import ResidualPlan
 from jaxmem.remat.blocks import at_blocks
+from jaxmem.remat.roll import rolled
 from jaxmem.workload import Workload, path_string
 
 
@@ -23,6 +25,7 @@ def configured_loss(
     *,
     checkpoint=remat.checkpoint_unchecked,
     decision: ResidualPlan | None = None,
+    form: Settled = AS_WRITTEN,
 ):
     """The loss as a step differentiates it, `(trainable, batch, *, rng, state)`, with the config applied.
 
@@ -30,6 +33,8 @@ def configured_loss(
       frozen: the parameters that are not trained.
       checkpoint: what marks a block.
       decision: what a budget was spent on; blocks are found, whether the loss marks them or not.
+      form: order, roll and random masks. Masks are fenced first, then layers are rolled, and in what comes of that
+        blocks are found, for remat and for ties.
     """
     loss_fn, compute = workload.loss_fn, jnp.dtype(config.dtypes.compute)
     if declares(loss_fn, "memory"):
@@ -38,15 +43,23 @@ def configured_loss(
     else:
         if compute != jnp.float32:
             loss_fn = precision.compute_in(loss_fn, compute, keep=accumulate.counted_leaves)
-        if not config.policy.keeps_everything:  # it marks no blocks, so they are found
-            mark = lambda fn, *, scanned, name: checkpoint(fn, config.remat, scanned=scanned)  # noqa: E731
-            loss_fn = at_blocks(loss_fn, mark)
 
     def loss(trainable, batch, **keywords):
         keywords = {k: v for k, v in keywords.items() if declares(loss_fn, k)}
         return loss_fn(merge(trainable, frozen), batch, **keywords)
 
-    return loss if decision is None else decision.apply(loss)
+    loss = random_bits.drawing_by(loss, config.generator)
+    if form.random == "fenced":
+        loss = random_bits.fenced(loss)
+    if form.roll:
+        loss = rolled(loss)
+    if decision is not None:
+        return decision.apply(loss)
+    if not declares(workload.loss_fn, "memory") and not config.policy.keeps_everything:
+        # It marks no blocks, so they are found.
+        mark = lambda fn, *, scanned, name: checkpoint(fn, config.remat, scanned=scanned)  # noqa: E731
+        return at_blocks(loss, mark)
+    return loss
 
 
 def partition(params, selection):

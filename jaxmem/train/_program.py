@@ -11,6 +11,7 @@ from jaxmem.analysis import check_compiled
 from jaxmem.targets import Target, compile_lowered, on_target, place, refusing_options, resolve_target
 from jaxmem.train._mistakes import blaming
 from jaxmem.train._peaks import versions
+from jaxmem.train._settle import settled
 from jaxmem.train._spec import StepSpec, like_given, once
 from jaxmem.train._state import TrainState
 from jaxmem.train._update import abstract_arguments, abstract_state, make_update, new_state
@@ -19,13 +20,14 @@ from jaxmem.train._update import abstract_arguments, abstract_state, make_update
 @once
 def jitted(spec: StepSpec) -> Callable:
     """`step(state, batch) -> (state, metrics)` for this machine, with `state` donated."""
-    options = spec.compiler_options(resolve_target(None).platform)  # it runs here, whatever it is compiled for
-    return jax.jit(make_update(spec), donate_argnums=0, compiler_options=options)
+    here = resolve_target(None)  # it runs here, whatever it is compiled for
+    options = spec.compiler_options(here.platform)
+    return jax.jit(make_update(settled(spec, here)), donate_argnums=0, compiler_options=options)
 
 
 @once
 def _jitted_elsewhere(spec: StepSpec) -> Callable:
-    """The same for other machines, without this one's options."""
+    """The same for other machines, of a spec settled for one, without this machine's options."""
     return jax.jit(make_update(spec), donate_argnums=0)
 
 
@@ -77,7 +79,7 @@ def trace_here(spec: StepSpec) -> jax.stages.Traced:
 def trace_for(spec: StepSpec, target: Target) -> TargetProgram:
     """The step traced for a target; for this machine, as it runs."""
     here = not target.deviceless and target.platform == jax.default_backend()
-    function = jitted(spec) if here else _jitted_elsewhere(spec)
+    function = jitted(spec) if here else _jitted_elsewhere(settled(spec, target))
     arguments = abstract_arguments(spec)
     placed = place(arguments, target)
     with on_target(placed.target) as scope, blaming(spec), spec.entered():

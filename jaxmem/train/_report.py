@@ -24,6 +24,7 @@ from jaxmem.train._mistakes import blaming
 from jaxmem.train._peaks import Peak
 from jaxmem.train._phases import run_phases
 from jaxmem.train._program import TargetProgram, trace_for
+from jaxmem.train._settle import settled
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._update import LEVERS, idle_settings
 
@@ -36,6 +37,7 @@ _COMPILED = "compiled"  # (this, target) → trace and program, in what is known
 
 def program(spec: StepSpec, name: str, target: Target) -> Program:
     """The step of a spec as it is analysed: traced for a target, with what is known of it before it is compiled."""
+    spec = settled(spec, target)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RematWarning)  # they are notes of the report
         traced, made = spec.known.get((_COMPILED, target)) or (trace_for(spec, target), None)

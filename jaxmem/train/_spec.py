@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxmem import accumulate, precision, remat
 from jaxmem._miscompilations import Miscompilation, faults_met, without_faults
+from jaxmem._settled import AS_WRITTEN, Settled
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, WorkloadError
 from jaxmem.policy import Policy
@@ -29,6 +30,7 @@ class StepSpec:
       config: how.
       layout: where state and batches lie on a mesh.
       decision: which residuals a remat budget keeps; None without a budget, or before it was spent.
+      settled: the form of the step on a target, see `_settle.py`; None before one is known.
       plain: the spec without remat that others share; None where each has its own.
       known: results of functions of this spec, see `once`.
     """
@@ -37,6 +39,7 @@ class StepSpec:
     config: MemoryConfig
     layout: Layout
     decision: ResidualPlan | None = None
+    settled: Settled | None = None
     plain: "StepSpec | None" = None
     known: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
@@ -67,14 +70,22 @@ class StepSpec:
         return dataclasses.replace(self, config=dataclasses.replace(self.config, remat=setting), decision=None)
 
     def with_decision(self, decision: ResidualPlan) -> "StepSpec":
-        """The spec with residuals kept as was decided; its own remat setting must be none or a budget."""
-        return dataclasses.replace(self, decision=decision)
+        """The spec with residuals kept as was decided, in the form in which blocks were found; its own remat setting
+        must be none or a budget.
+        """
+        return dataclasses.replace(self, decision=decision, settled=decision.settled)
+
+    def in_form(self, settled: Settled | None) -> "StepSpec":
+        """The spec in a form; kept, so that what is known of it is found out once."""
+        if settled == self.settled:
+            return self
+        return self.known.setdefault((StepSpec.in_form, settled), dataclasses.replace(self, settled=settled))
 
     def without_remat(self) -> "StepSpec":
         """The spec that keeps everything: itself, or the one that it shares with others."""
         if self.config.remat == "none" and self.decision is None:
             return self
-        return self.with_remat("none") if self.plain is None else self.plain
+        return (self.with_remat("none") if self.plain is None else self.plain).in_form(self.settled)
 
     # -- the mesh ----------------------------------------------------------------------------------
 
@@ -139,7 +150,10 @@ class StepSpec:
 
     def loss(self, frozen: Any = None, *, checkpoint: Callable = remat.checkpoint_unchecked) -> Callable:
         """`configured_loss` of the spec's workload and config."""
-        return configured_loss(self.workload, self.config, frozen, checkpoint=checkpoint, decision=self.decision)
+        form = self.settled or AS_WRITTEN
+        return configured_loss(
+            self.workload, self.config, frozen, checkpoint=checkpoint, decision=self.decision, form=form
+        )
 
     def whole_loss(self, trainable, frozen, batch, rng, state) -> Any:
         """The loss as a function of everything that it depends on."""

@@ -25,6 +25,7 @@ from jaxmem.train._mistakes import blaming
 from jaxmem.train._reduction import Reduction, reduction
 from jaxmem.train._remat import examine, residual_table, solution
 from jaxmem.train._report import report
+from jaxmem.train._settle import settled
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._state import TrainState
 from jaxmem.train._update import abstract_arguments, abstract_state, idle_settings
@@ -207,7 +208,7 @@ class TrainStep:
           UnmatchedNamesError: no block of the loss offers a name of the policy; RematWithoutEffect: the
             loss marks no block.
         """
-        return examine(self.spec)
+        return examine(self._settled())
 
     def residuals(self, *, remat: str | Policy | None = None) -> remat.ResidualTable:
         """What the forward pass of one micro-batch keeps for its backward pass, value by value; modelled.
@@ -230,7 +231,14 @@ class TrainStep:
 
     def _with_remat(self, setting: str | Policy | None) -> StepSpec:
         same = setting is None or setting == self.config.remat
-        return self.spec if same else spend(self.spec.with_remat(setting), self.target)
+        return self._settled() if same else settled(spend(self.spec.with_remat(setting), self.target), self._target())
+
+    def _settled(self) -> StepSpec:
+        """The spec in the form that it has on the step's target."""
+        return settled(self.spec, self._target())
+
+    def _target(self) -> Target:
+        return resolve_target(self.target)
 
     def solution(self) -> remat.Solution:
         """What a remat budget was spent on, value by value.
@@ -276,7 +284,8 @@ class TrainStep:
         if isinstance(max_compiles, bool) or not isinstance(max_compiles, int) or max_compiles < 1:
             raise ConfigError(wanted="max_compiles of at least 1", got=repr(max_compiles), do="Leave it out.")
         target = self.target if target is None else target
-        resolved, spec = resolve_target(target), self.spec.with_remat(f"auto:{size}B")
+        resolved = resolve_target(target)
+        spec = settled(self.spec.with_remat(f"auto:{size}B"), resolved)
         limits = {"offload": offload, "max_compiles": max_compiles}
 
         def solved() -> StepSpec:

@@ -18,6 +18,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jaxmem._compat import pull_back, varying_axes
 from jaxmem._scopes import REMAT_SCOPE
+from jaxmem._settled import AS_WRITTEN, Settled
 from jaxmem.remat.auto._assignment import Assignment
 from jaxmem.remat.auto._candidates import Candidates, Choice, candidates
 from jaxmem.remat.auto._content import content_of
@@ -43,6 +44,7 @@ class ResidualPlan:
       compiles: how many programs were compiled to make it.
       target: what these were compiled for.
       program: what is equal for programs that compile to the same peak.
+      settled: the form of the step in which the blocks were found.
 
     As JSON it can be stored, and put back in a later process, which then solves and compiles nothing:
 
@@ -62,6 +64,7 @@ class ResidualPlan:
     compiles: int = 0
     target: str | None = None
     program: str | None = None
+    settled: Settled = AS_WRITTEN
 
     def __repr__(self) -> str:
         known = f"{self.peak_bytes:,} bytes, {self.compiles} compiles" if self.peak_bytes else "modelled"
@@ -74,7 +77,7 @@ class ResidualPlan:
 
     def to_json(self) -> str:
         """The decision as JSON for people and for `of_stored`: per kind of block its values, and which are kept."""
-        compiled = {name: getattr(self, name) for name in _COMPILED}
+        compiled = {name: getattr(self, name) for name in _COMPILED} | {"settled": dataclasses.asdict(self.settled)}
         return json.dumps(stored_form(self.problem, self.assignment, compiled), indent=1)
 
     @classmethod
@@ -85,7 +88,7 @@ class ResidualPlan:
           DecisionError: they are others; names what differs.
         """
         compiled: dict[str, Any] = {name: stored.fields[name] for name in _COMPILED}
-        return cls(problem=problem, assignment=stored.assignment(problem), **compiled)
+        return cls(problem=problem, assignment=stored.assignment(problem), settled=stored.settled, **compiled)
 
     def solution(self, *, budget_bytes: int | None = None, more: float | None = None) -> Solution:
         """What was decided, readable."""

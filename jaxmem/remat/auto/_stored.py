@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxmem._installed import version
+from jaxmem._settled import Settled
 from jaxmem._source import short_place
 from jaxmem.errors import DecisionError
 from jaxmem.remat.auto._assignment import Assignment, assigned, in_segments
@@ -151,6 +152,11 @@ class Stored:
     def hash(self) -> str:
         """As of `ResidualPlan.hash`."""
         return decision_hash(self.content, self)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def settled(self) -> Settled:
+        """The form of the step in which its blocks were found; as written, where an older jaxmem does not say."""
+        return Settled.read(self.fields.get("settled", {}))
 
     @property
     def jax(self) -> str:
