@@ -18,7 +18,7 @@ from jaxmem.remat.auto import auto
 from jaxmem.remat.blocks import at_blocks, tied
 from jaxmem.remat.jaxprs import TIE, equations_in, tie
 from tests.remat.blocks import models
-from tests.remat.blocks.models import D, TOKENS, X, full, layer, weights
+from tests.remat.blocks.models import TOKENS, D, X, full, layer, weights
 
 WS, STACK, HEAD = [weights(D, D) * i for i in (1.0, 0.5, -0.7)], weights(3, D, D), weights(D, 2)
 
