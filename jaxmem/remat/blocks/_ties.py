@@ -7,7 +7,7 @@ from jaxmem._compat import called_programs, checkpoint_policy, prevents_cse
 from jaxmem.remat._mark import MARK
 from jaxmem.remat.blocks._names import HEAD, STEM, WHOLE, equation_name
 from jaxmem.remat.blocks._plan import Inside, Interval
-from jaxmem.remat.jaxprs import Facts, evaluate_with, function_of, jaxpr_of, scope_of, tie
+from jaxmem.remat.jaxprs import Facts, evaluate_with, function_of, inputs_of, is_value, jaxpr_of, scope_of, tie
 
 # A block that reads a part of an array makes a gradient of that part, and no barrier should hold one of the whole.
 _PARTS = frozenset("slice dynamic_slice unstack".split())
@@ -43,7 +43,7 @@ def tied_program(facts: Facts, indices: Sequence[int], outputs, name: str, untie
     """
     parts = _parts(facts, indices)
     rest = [i for i in indices if i not in parts]
-    read = facts.inputs(rest)
+    read = _in_order_of_use(facts, rest)
     chosen = [v not in untied and not _summed_otherwise(facts, rest, v) for v in read]
     run = program_of(facts, rest, read, outputs)
     take = program_of(facts, parts, facts.inputs(indices), read)
@@ -54,6 +54,24 @@ def tied_program(facts: Facts, indices: Sequence[int], outputs, name: str, untie
         return run(*[next(tied) if yes else value for yes, value in zip(chosen, values, strict=True)])
 
     return block
+
+
+def _in_order_of_use(facts: Facts, indices: Sequence[int]) -> list:
+    """What equations read; for a checkpoint alone, in the order in which its program does.
+
+    Gradients are made in the opposite order, and a compiler's scheduler follows that of their barrier.
+    """
+    read = facts.inputs(indices)
+    if len(indices) != 1 or not _is_checkpoint(facts, indices[0]):
+        return read
+    eqn = facts.eqns[indices[0]]
+    ((jaxpr, _),) = called_programs(eqn)
+    use = {v: i for i, v in enumerate(inputs_of(jaxpr.eqns))}
+    first = {}
+    for outer, inner in zip(eqn.invars, jaxpr.invars, strict=True):
+        if is_value(outer):
+            first[outer] = min(use.get(inner, len(use)), first.get(outer, len(use)))
+    return sorted(read, key=first.__getitem__)
 
 
 def _parts(facts: Facts, indices: Sequence[int]) -> list[int]:
@@ -70,12 +88,23 @@ def _parts(facts: Facts, indices: Sequence[int]) -> list[int]:
 def _summed_otherwise(facts: Facts, indices: Sequence[int], v) -> bool:
     """Whether a tie would change in which order the terms of a value's gradient are added, and so its last bits.
 
-    They are added from the last reader to the first; a tie adds up those of its block before.
+    They are added from the last reader to the first, and those of an argument to what earlier micro-batches left; a tie
+    adds up those of its block before.
     """
-    own = set(indices)
-    if sum(u is v for i in indices for u in facts.eqns[i].invars) < 2:
+    if sum(_reads(facts.eqns[i], v) for i in indices) < 2:
         return False
-    return v in facts.returned or any(reader > indices[0] and reader not in own for reader in facts.read_at[v])
+    own = set(indices)
+    argument = v in facts.free and v not in facts.made_at
+    return argument or v in facts.returned or any(r > indices[0] and r not in own for r in facts.read_at[v])
+
+
+def _reads(eqn, v) -> int:
+    """How often an equation reads a value; a mark is looked into."""
+    if checkpoint_policy(eqn) != MARK:
+        return sum(u is v for u in eqn.invars)
+    ((jaxpr, _),) = called_programs(eqn)
+    inner = [b for a, b in zip(eqn.invars, jaxpr.invars, strict=True) if a is v]
+    return sum(_reads(each, u) for u in inner for each in jaxpr.eqns)
 
 
 def stretches(facts: Facts, start: int, stop: int) -> list[list[int]]:

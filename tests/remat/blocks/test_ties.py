@@ -18,9 +18,23 @@ from jaxmem.remat.auto import auto
 from jaxmem.remat.blocks import at_blocks, marked, tied
 from jaxmem.remat.jaxprs import TIE, equations_in, tie
 from tests.remat.blocks import models
-from tests.remat.blocks.models import TOKENS, D, X, full, layer, weights
+from tests.remat.blocks.models import TOKENS, D, X, full, weights
 
 WS, STACK, HEAD = [weights(D, D) * i for i in (1.0, 0.5, -0.7)], weights(3, D, D), weights(D, 2)
+
+
+def layer(x, w):
+    return jnp.tanh(jax.nn.gelu(jnp.sin(x) @ w))
+
+
+def loop(ws, x):
+    for w in ws:
+        x = layer(x, w)
+    return x
+
+
+def scan(ws, x):
+    return lax.scan(lambda h, w: (layer(h, w), None), x, ws)[0]
 
 
 def with_head(body):
@@ -85,7 +99,7 @@ def test_values_that_vary_over_a_mesh():
         mean = lambda ws, head, x: lax.pmean(fn(ws, head, x), "data")  # noqa: E731
         return jax.shard_map(mean, mesh=mesh, in_specs=(P(), P(), P("data")), out_specs=P())
 
-    loss = with_head(models.loop)
+    loss = with_head(loop)
     for got in (over(tied(loss, "tied")), tied(over(loss), "tied")):
         assert_same_gradients(got, over(loss), WS, HEAD, X)
         assert list(ties(got, WS, HEAD, X))[-1] == "head"
@@ -101,17 +115,17 @@ def test_unused_results_need_no_inputs():
 
 
 def test_at_blocks_and_where_the_head_begins():
-    loss = with_head(models.loop)
+    loss = with_head(loop)
     blocks = {"loss[1/3]": 2, "loss[2/3]": 2, "loss[3/3]": 2}
     assert ties(tied(loss, "tied"), WS, HEAD, X) == blocks | {"head": 2}
     assert ties(tied(loss, "head"), WS, HEAD, X) == {"head": 2}
     assert ties(at_blocks(loss, full, order="tied"), WS, HEAD, X) == blocks | {"head": 2}
     assert tied(loss, "free") is loss
-    assert ties(tied(models.loop, "tied"), WS, X) == blocks  # no matmul after the last
+    assert ties(tied(loop, "tied"), WS, X) == blocks  # no matmul after the last
 
 
 def test_the_head_is_tied_where_the_layers_are():
-    loss = with_head(models.scan)
+    loss = with_head(scan)
     assert ties(tied(jax.jit(loss), "head"), STACK, HEAD, X) == {"head": 2}
     assert ties(tied(lambda *args: jax.jit(loss)(*args) * 2, "tied"), STACK, HEAD, X) == {"head": 2}
 
@@ -121,19 +135,19 @@ def test_nothing_to_tie():
 
 
 def test_steps_of_a_scan_end_with_their_gradients_unless_several_are_unrolled():
-    def scan(unroll):
+    def unrolled(unroll):
         return with_head(lambda ws, x: lax.scan(lambda h, w: (layer(h, w), None), x, ws, unroll=unroll)[0])
 
-    assert ties(tied(scan(1), "tied"), STACK, HEAD, X) == {"head": 2}
-    assert ties(tied(scan(3), "tied"), STACK, HEAD, X) == {"scan": 2, "head": 2}
-    assert_same_gradients(tied(scan(3), "tied"), scan(3), STACK, HEAD, X)
+    assert ties(tied(unrolled(1), "tied"), STACK, HEAD, X) == {"head": 2}
+    assert ties(tied(unrolled(3), "tied"), STACK, HEAD, X) == {"scan": 2, "head": 2}
+    assert_same_gradients(tied(unrolled(3), "tied"), unrolled(3), STACK, HEAD, X)
 
 
 def test_a_tie_lies_on_one_layers_part_of_a_stack():
     """Behind a barrier a gradient of the whole stack would be made for each layer."""
 
     def loss(stack, head, x):
-        return with_head(models.loop)([stack[i] for i in range(3)], head, x)
+        return with_head(loop)([stack[i] for i in range(3)], head, x)
 
     got = at_blocks(loss, full, order="tied")
     program = jax.make_jaxpr(jax.grad(got, (0, 1, 2)))(STACK, HEAD, X)
@@ -145,7 +159,7 @@ def test_a_tie_lies_on_one_layers_part_of_a_stack():
 
 def test_a_mark_is_a_block_that_is_not_recomputed():
     def loss(mark):
-        return with_head(lambda ws, x: models.loop(ws, x) if mark is None else [x := mark(layer)(x, w) for w in ws][-1])
+        return with_head(lambda ws, x: loop(ws, x) if mark is None else [x := mark(layer)(x, w) for w in ws][-1])
 
     marks, own = loss(lambda fn: marked(fn, "none")), loss(jax.checkpoint)
     places = {"checkpoint 0": 2, "checkpoint 1": 2, "checkpoint 2": 2, "head": 2}
@@ -158,7 +172,7 @@ def test_a_mark_is_a_block_that_is_not_recomputed():
 
 def test_checkpoints_beside_blocks_that_are_found():
     def loss(ws, head, x):
-        x = models.loop(ws, x)
+        x = loop(ws, x)
         x = jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x) @ w))(x, 2 * head @ head.T)
         return jnp.sum((x @ head) ** 2)
 
@@ -190,7 +204,7 @@ def test_no_bit_of_a_gradient_changes(kind):
         loss = lambda ws, x: nested_scan(lambda h, w: (layer(h, w), None), x, ws)[0].sum()  # noqa: E731
         params = weights(4, D, D)
     else:
-        body = lambda h, ws: (models.loop([ws, 2 * ws], models.scan(jnp.stack([ws, ws]), h)), None)  # noqa: E731
+        body = lambda h, ws: (loop([ws, 2 * ws], scan(jnp.stack([ws, ws]), h)), None)  # noqa: E731
         loss, params = lambda ws, x: jnp.sum(lax.scan(body, x, ws)[0] ** 2), STACK
     assert_same_gradients(tied(loss, "tied"), loss, params, TOKENS)
 
@@ -225,7 +239,7 @@ def test_frozen_weights_get_no_gradient():
 
 
 def test_forward_mode_and_reverse_over_reverse():
-    loss = with_head(models.loop)
+    loss = with_head(loop)
     for got, want in ((tied(loss, "tied"), loss), (at_blocks(loss, full, order="tied"), at_blocks(loss, full))):
         same_bits(*(jax.jit(jax.jvp, static_argnums=0)(fn, (WS, HEAD, X), (WS, HEAD, X)) for fn in (got, want)))
         again = [jax.grad(lambda x, fn=fn: jnp.sum(jax.grad(fn, 2)(WS, HEAD, x) ** 2)) for fn in (got, want)]
@@ -233,7 +247,7 @@ def test_forward_mode_and_reverse_over_reverse():
 
 
 def test_a_budget_has_the_same_ties():
-    loss = with_head(models.loop)
+    loss = with_head(loop)
     decided = auto(loss, 0.6).decide(WS, HEAD, X)
     assert ties(decided.apply(loss, "tied"), WS, HEAD, X).keys() >= {"loss[1/3]", "loss[2/3]", "loss[3/3]", "head"}
     assert ties(decided.apply(loss, "head"), WS, HEAD, X) == {"head": 2}
