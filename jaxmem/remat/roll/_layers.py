@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.extend.core as jex
 
 from jaxmem._compat import effect_names
-from jaxmem.remat.jaxprs import CHEAP, Facts, is_float, is_value, num_bytes
+from jaxmem.remat.jaxprs import CHEAP, USER_CHECKPOINT, Facts, is_float, is_value, num_bytes
 from jaxmem.remat.roll._same import Different, as_one, fresh, same_literal, same_type
 
 # Effects that a scan has once a step, in order.
@@ -174,6 +174,8 @@ class _Columns:
                 else:
                     invars.append(outside(tuple(self.alias.get(a, a) if is_value(a) else a for a in atoms)))
             stacked += [(var, values) for var, values in lifted]
+            if eqn.primitive.name in USER_CHECKPOINT and "prevent_cse" in eqn.params:
+                eqn = eqn.replace(params=eqn.params | {"prevent_cse": False})  # a scan needs no barrier
             eqns.append(eqn.replace(invars=[*invars, *(var for var, _ in lifted)]))
         carries = self._carries(waiting, found, outside)
         if not any(is_float(c.var.aval) for c in carries):

@@ -18,6 +18,7 @@ from jaxmem.remat.jaxprs import (
     body_of,
     function_of,
     is_nested_scan,
+    is_value,
     nested_segments,
     num_bytes,
     reader,
@@ -114,7 +115,7 @@ def _planned(facts: Facts) -> Plan:
 
 
 def _longest(facts: Facts, units: list[tuple[int, int]], refused: list[str]) -> list[Layers]:
-    """The longest runs of units that are alike, of two and more; the reason goes to `refused` where there are none."""
+    """The longest runs of units that are alike, of two and more; why others are not goes to `refused`."""
     found, first, why = [], 0, ""
     while first < len(units) - 1:
         best, low, high = None, first + 2, len(units)
@@ -130,10 +131,13 @@ def _longest(facts: Facts, units: list[tuple[int, int]], refused: list[str]) -> 
             continue
         found.append(best)
         first += best.count
-    if not found:
+    left = len(units) - sum(layers.count for layers in found)
+    if left:
         name = scopes_name([scopes_of(eqn) for eqn in facts.eqns[units[0][0] : units[0][1]]])
         at = f" from {name} on" if name else ""
-        refused.append(f"{len(units)} like layers{at} stay unrolled: {why}.")
+        number = f"{left} of {len(units)}" if found else str(left)
+        verb = "stays" if left == 1 else "stay"
+        refused.append(f"{number} like layers{at} {verb} unrolled: {why}.")
     return found
 
 
@@ -185,8 +189,10 @@ def _with_bodies(eqn: jex.JaxprEqn, item: Bodies, args: list) -> list:
             body = jax.checkpoint(body, policy=eqn.params["policy"], prevent_cse=bool(prevents_cse(eqn)))
         with scope_of(eqn):
             return body(*args)
-    new = [jax.make_jaxpr(fn)(*[v.aval for v in jaxpr.invars]) for fn, (jaxpr, _) in zip(functions, programs, strict=True)]
-    values = dict(zip(eqn.invars, args, strict=True))
-    variables = [v for v in values if isinstance(v, jex.Var)]
+    new = [
+        jax.make_jaxpr(fn)(*[v.aval for v in jaxpr.invars])
+        for fn, (jaxpr, _) in zip(functions, programs, strict=True)
+    ]
+    values = {v: value for v, value in zip(eqn.invars, args, strict=True) if is_value(v)}
     changed = eqn.replace(params=eqn.params | {key: tuple(new) if many else new[0]})
-    return function_of([changed], variables, eqn.outvars)(*[values[v] for v in variables])
+    return function_of([changed], list(values), eqn.outvars)(*values.values())

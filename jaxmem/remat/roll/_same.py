@@ -11,8 +11,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmem._compat import call_to_inline, prune, with_more_inputs
-from jaxmem.remat.jaxprs import USER_CHECKPOINT, body_key, body_of, function_of, is_float, is_value, jaxpr_of
+from jaxmem._compat import call_to_inline, prune, varying_axes, with_more_inputs
+from jaxmem.remat.jaxprs import USER_CHECKPOINT, body_key, body_of, function_of, is_float, is_on_host, is_value, jaxpr_of
 
 _DEPTH = 12  # of what a closure may hold
 
@@ -39,9 +39,15 @@ def fresh(aval) -> jex.Var:
 
 
 def same_type(a, b) -> bool:
-    """Whether two atoms have one shape, dtype and sharding; their weak types may differ."""
-    first, second = (x.aval.strip_weak_type() if hasattr(x.aval, "strip_weak_type") else x.aval for x in (a, b))
-    return first == second
+    """Whether two atoms have one shape, dtype and place; their weak types, and meshes of automatic axes, may differ."""
+    return _type(a.aval) == _type(b.aval)
+
+
+def _type(aval) -> Any:
+    if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
+        return aval
+    spec = getattr(getattr(aval, "sharding", None), "spec", None)
+    return aval.shape, aval.dtype, spec, is_on_host(aval), varying_axes(aval)
 
 
 def as_one(eqns: Sequence[jex.JaxprEqn]) -> tuple[jex.JaxprEqn, list[Lifted]]:
