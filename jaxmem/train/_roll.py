@@ -60,7 +60,7 @@ def _told(spec: StepSpec, target: Target) -> Told:
 
 def _large(sizes: dict[str, int]) -> dict[str, int]:
     """Without keys and numbers."""
-    return {dtype: size for dtype, size in sizes.items() if size > 0.001 * max(sizes.values())}
+    return {dtype: size for dtype, size in sizes.items() if size > 0.01 * max(sizes.values())}
 
 
 LEVER = Lever(form=_form, rivals=_rivals, told=_told)

@@ -7,7 +7,7 @@ import jax.extend.core as jex
 
 from jaxmem._compat import effect_names
 from jaxmem.remat.jaxprs import CHEAP, USER_CHECKPOINT, Facts, is_float, is_value, num_bytes
-from jaxmem.remat.roll._same import Different, as_one, fresh, same_literal, same_type
+from jaxmem.remat.roll._same import Different, Parallel, as_one, fresh, same_literal, same_type
 
 # Effects that a scan has once a step, in order.
 _EFFECTS = frozenset({"NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"})
@@ -178,7 +178,7 @@ class _Columns:
             eqns.append(eqn.replace(invars=[*invars, *(var for var, _ in lifted)]))
         carries = self._carries(waiting, found, outside)
         if not any(is_float(c.var.aval) and c.var.aval.size > 1 for c in carries):  # a sum joins parallel branches, too
-            raise Different("none of them reads what another makes")
+            raise Parallel
         return Layers(
             start=self.units[0][0],
             stop=self.units[-1][1],

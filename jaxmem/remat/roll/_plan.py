@@ -27,7 +27,7 @@ from jaxmem.remat.jaxprs import (
 )
 from jaxmem.remat.roll._layers import Layers, layers_of
 from jaxmem.remat.roll._run import array_of, run_layers
-from jaxmem.remat.roll._same import Different
+from jaxmem.remat.roll._same import Different, Parallel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,16 +89,16 @@ def _planned(facts: Facts) -> Plan:
         units = find_repeat(facts, tokens, start, stop) if facts.num_heavy(start, stop) > 1 else []
         if not units:
             return inside(start, stop)
-        found = _longest(facts, units, refused)
-        if not found:
-            left, right = units[0][0], units[-1][1]
-            return search(start, left) + inside(left, right) + search(right, stop)
-        items, at = [], start
-        for layers in found:
-            items += (search if layers is found[0] else inside)(at, layers.start)
-            items.append(layers)
+        items, at = [], units[0][0]
+        for layers in _longest(facts, units, refused):
+            items += between(at, layers.start, units) + [layers]
             at = layers.stop
-        return items + search(at, stop)
+        last = units[-1][1]
+        return search(start, units[0][0]) + items + between(at, last, units) + search(last, stop)
+
+    def between(start: int, stop: int, units: list) -> list:
+        """What is in units that are not rolled: two calls of an encoder hold layers each."""
+        return [item for unit in units if start <= unit[0] < stop for item in search(*unit)]
 
     def inside(start: int, stop: int) -> list:
         items = []
@@ -136,6 +136,8 @@ def _longest(facts: Facts, units: list[tuple[int, int]], refused: list[str]) -> 
         while low <= high:  # what holds for a run holds for a part of it
             try:
                 best, low = layers_of(facts, units[first:tried]), tried + 1
+            except Parallel:
+                return found
             except Different as reason:
                 why, high = why or str(reason), tried - 1
             tried = (low + high) // 2

@@ -30,6 +30,10 @@ class Different(Exception):
     """Why equations of several layers cannot be one."""
 
 
+class Parallel(Different):
+    """They are alike, and none reads what another makes: no layers."""
+
+
 class Lifted(NamedTuple):
     """A literal that differs from layer to layer, as an input.
 
