@@ -80,7 +80,9 @@ def test_the_report_says_what_was_rolled_and_remat_finds_it():
     assert size == 4096 == LAYERS * 2 * D * 4 * D * 2
     (said,) = [line for line in report.notes if "equal layers" in line]
     assert said == "4 equal layers run as one scan; what is stacked for it takes 4.0 KiB in bfloat16 (modelled)."
-    steps = [make_train_step(workload(unmarked), MemoryConfig(remat=r, roll=True), target="cpu") for r in ("full", "none")]
+    steps = [
+        make_train_step(workload(unmarked), MemoryConfig(remat=r, roll=True), target="cpu") for r in ("full", "none")
+    ]
     full, none = (step.report().saved_residual_bytes for step in steps)
     assert full < none
 

@@ -71,7 +71,7 @@ class Plan:
         sizes: dict[str, int] = {}
         for var, atoms in layers.stacked:
             found = array_of(self.facts, atoms)
-            if found is None or found[0](var) is not var:
+            if found is None or found.casts:
                 dtype = str(var.aval.dtype)
                 sizes[dtype] = sizes.get(dtype, 0) + layers.count * num_bytes(var.aval)
         return sizes
@@ -164,11 +164,19 @@ def run(plan: Plan, consts, args) -> list:
     facts = plan.facts
     env = dict(zip((*facts.jaxpr.constvars, *facts.jaxpr.invars), (*consts, *args), strict=True))
     read, at = reader(env), 0
+    arrays = {
+        found.array
+        for item in plan.items
+        if isinstance(item, Layers)
+        for _, atoms in item.stacked
+        if (found := array_of(facts, atoms)) is not None
+    }
     for item in (*plan.items, None):
         end = len(facts.eqns) if item is None else item.start
         plain = range(at, end)
         if plain:
             inputs, outputs = facts.inputs(plain), facts.outputs(plain)
+            outputs += [v for i in plain for v in facts.eqns[i].outvars if v in arrays and v not in outputs]
             fn = function_of([facts.eqns[i] for i in plain], inputs, outputs)
             env.update(zip(outputs, fn(*map(read, inputs)), strict=True))
         if isinstance(item, Layers):
