@@ -2,8 +2,9 @@
 
     python -m benchmarks.budget_fuzz --programs 1000 --json -
 
-With `--roll` repeated layers are rolled before the budget is spent. A budget is refused if it is below the program's minimum. `max_rel_error` is over programs in float32: the largest
-difference in a leaf, as a share of its largest entry (or of a thousandth of the largest entry of all leaves).
+With `--roll` repeated layers are rolled before the budget is spent. A budget is refused if it is below the program's
+minimum. `max_rel_error` is over programs in float32: the largest difference in a leaf, as a share of its largest
+entry (or of a thousandth of the largest entry of all leaves).
 """
 
 import argparse

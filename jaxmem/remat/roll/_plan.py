@@ -72,7 +72,8 @@ class Plan:
         for var, atoms in layers.stacked:
             found = array_of(self.facts, atoms)
             if found is None or found.casts:
-                dtype = str(var.aval.dtype)
+                aval: Any = var.aval
+                dtype = str(aval.dtype)
                 sizes[dtype] = sizes.get(dtype, 0) + layers.count * num_bytes(var.aval)
         return sizes
 
@@ -141,7 +142,7 @@ def _longest(facts: Facts, units: list[tuple[int, int]], refused: list[str]) -> 
             except Different as reason:
                 why, high = why or str(reason), tried - 1
             tried = (low + high) // 2
-        if best is None:
+        if best is None or best.count < min(3, len(units)):  # any two of many may go together by chance
             first += 1
             continue
         found.append(best)

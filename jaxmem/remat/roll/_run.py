@@ -44,8 +44,13 @@ def run_layers(facts: Facts, layers: Layers, env: dict) -> None:
             env[outs[-1]] = final[v]
 
 
-def _start(value, var: jex.Var):
-    return value if isinstance(value, jax.Array) else jnp.asarray(value, var.aval.dtype)
+def _start(value, var: jex.Var) -> jax.Array:
+    return value if isinstance(value, jax.Array) else jnp.asarray(value, _dtype(var))
+
+
+def _dtype(var: jex.Var) -> Any:
+    aval: Any = var.aval
+    return aval.dtype
 
 
 def stack(facts: Facts, var: jex.Var, atoms: tuple, env: dict):
@@ -59,7 +64,7 @@ def stack(facts: Facts, var: jex.Var, atoms: tuple, env: dict):
             value = value.astype(dtype)
         return value
     if not any(isinstance(a, (jex.Var, jex.Literal)) for a in atoms):
-        return jnp.asarray(np.stack([np.asarray(a, var.aval.dtype) for a in atoms]))
+        return jnp.asarray(np.stack([np.asarray(a, _dtype(var)) for a in atoms]))
     read = reader(env)
     with jax.named_scope(STACKED):
         return jnp.stack([_start(read(atom), var) for atom in atoms])
@@ -102,5 +107,6 @@ def _row(facts: Facts, var: jex.Var) -> tuple:
     if cut.primitive.name != "slice" or not is_value(array):
         return None, 0
     first, *rest = cut.params["start_indices"]
-    whole = not any(rest) and tuple(source.aval.shape[1:]) == tuple(array.aval.shape[1:])
+    shapes: list[Any] = [v.aval for v in (source, array)]
+    whole = not any(rest) and len({aval.shape[1:] for aval in shapes}) == 1
     return (array, first) if whole and set(cut.params["strides"] or (1,)) == {1} else (None, 0)
