@@ -14,7 +14,7 @@ def layers_of(seed):
     return what_rolls(lambda *args: jax.tree.leaves(program.fn(*args, scale)), *arrays).layers
 
 
-SEEDS = (31, 33, 43, 44)  # quick ones among those that have layers
+SEEDS = (33, 43, 44)  # quick ones among those that have layers
 
 
 @pytest.mark.parametrize("seed", SEEDS)
