@@ -2,8 +2,9 @@
 
     python -m benchmarks.budget_fuzz --programs 1000 --json -
 
-A budget is refused if it is below the program's minimum. `max_rel_error` is over programs in float32: the largest
-difference in a leaf, as a share of its largest entry (or of a thousandth of the largest entry of all leaves).
+With `--roll` repeated layers are rolled before the budget is spent. A budget is refused if it is below the program's
+minimum. `max_rel_error` is over programs in float32: the largest difference in a leaf, as a share of its largest
+entry (or of a thousandth of the largest entry of all leaves).
 """
 
 import argparse
@@ -19,6 +20,7 @@ from benchmarks._interpret import interpret
 from benchmarks._random_programs import RandomProgram, random_program
 from jaxmem.errors import BudgetInfeasible
 from jaxmem.remat.auto import auto
+from jaxmem.remat.roll import rolled
 
 TOLERANCE = {False: 2e-4, True: 0.1}  # by whether the program computes in 16 bits
 SHARES = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 0.99)
@@ -75,31 +77,32 @@ def _split(result, trees):
     return loss, {name: value for name, value in others.items() if name != "number"}
 
 
-def one(seed: int) -> tuple[str, float, str]:
+def one(seed: int, roll: bool = False) -> tuple[str, float, str]:
     """("equal", "refused" or "differs"), the relative error, and whether 16 bits were used, for a seed's program."""
     rng = np.random.default_rng((seed, 1))
     program = random_program(seed)
     bytes_or_share = int(np.exp(rng.uniform(5, 10))) if rng.integers(3) == 0 else float(rng.choice(SHARES))
     objective, jit = ("seconds", "flops")[rng.integers(2)], bool(rng.integers(5) == 0)
     want = differentiated(program, program.fn, jit)
+    fn = rolled(program.fn) if roll else program.fn
     options = {"objective": objective, "offload": bool(rng.integers(4) == 0)}
     kind = "16 bits" if program.low_precision else "32 bits"
     try:
-        got = differentiated(program, auto(program.fn, bytes_or_share, **options), jit)
+        got = differentiated(program, auto(fn, bytes_or_share, **options), jit)
     except BudgetInfeasible:
         if isinstance(bytes_or_share, int):
             return "refused", 0.0, kind
-        got = differentiated(program, auto(program.fn, 0.0, **options), jit)  # the least
+        got = differentiated(program, auto(fn, 0.0, **options), jit)  # the least
     error = relative_error(got, want)
     return ("equal" if error <= TOLERANCE[program.low_precision] else "differs"), error, kind
 
 
-def run(seeds) -> tuple[collections.Counter, float, list[str]]:
+def run(seeds, roll: bool = False) -> tuple[collections.Counter, float, list[str]]:
     """Counts of outcomes, the largest error in float32, and what differed."""
     outcomes, largest, wrong = collections.Counter(), 0.0, []
     for done, seed in enumerate(seeds):
         try:
-            outcome, error, kind = one(seed)
+            outcome, error, kind = one(seed, roll)
         except Exception as exc:  # any error under a budget that the program does not raise without one
             outcome, error, kind = "differs", 0.0, f"{type(exc).__name__}: {exc}"[:200]
         outcomes[outcome] += 1
@@ -116,9 +119,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Random programs under random budgets.")
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--roll", action="store_true", help="roll repeated layers first")
     parser.add_argument("--json", default="-")
     given = parser.parse_args()
-    outcomes, largest, wrong = run(range(given.first, given.first + given.programs))
+    outcomes, largest, wrong = run(range(given.first, given.first + given.programs), given.roll)
     figures = {
         "programs": sum(outcomes.values()),
         "mismatches": outcomes["differs"],
@@ -129,7 +133,7 @@ def main() -> None:
         figures,
         target="cpu",
         provenance=dict.fromkeys(figures, "measured"),
-        notes={"first_seed": given.first, "wrong": wrong},
+        notes={"first_seed": given.first, "roll": given.roll, "wrong": wrong},
         out=given.json,
     )
 
