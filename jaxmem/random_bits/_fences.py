@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem._compat import called_jaxprs, scan_layout
-from jaxmem.remat.jaxprs import Call, body_key, body_of, equations_in, is_float, is_nested_scan, is_value, num_bytes
+from jaxmem.remat.jaxprs import Call, body_key, body_of, equations_in, is_nested_scan, is_value, num_bytes
 
 LEAST = 2**16
 """Elements of the smallest mask that gets a fence. The bits of a smaller one take less than 256 KiB, no share of any
 peak, and less time than starting a kernel: those of stochastic depth, or of whole features and examples."""
+_NARROW = (jnp.bfloat16, jnp.float16)
 _DRAWING = frozenset("random_bits random_gamma threefry2x32 rng_bit_generator rng_uniform".split())
 _SOURCES = _DRAWING | {"random_unwrap"}  # whoever makes numbers of a key's words draws by a generator of his own
 # What passes random bits on, element by element or moved: from bits to the uniform numbers that are compared.
@@ -97,7 +98,7 @@ def drawn(fn: Callable, *args, **kwargs) -> Drawn:
     return Drawn(
         draws=any(eqn.primitive.name in _DRAWING for eqn in eqns),
         in_scans=any(eqn.primitive.name == "scan" and any(map(_draws, called_jaxprs(eqn))) for eqn in eqns),
-        narrow=any(is_float(v.aval) and v.aval.dtype.itemsize == 2 for eqn in eqns for v in eqn.outvars),
+        narrow=any(getattr(v.aval, "dtype", None) in _NARROW for eqn in eqns for v in eqn.outvars),
         masks=fences.masks,
         mask_bytes=fences.mask_bytes,
     )
