@@ -41,10 +41,15 @@ def examine(spec: StepSpec) -> remat.Examination:
         return remat.examine(loss, *spec.loss_arguments(), argnums=0, policy=spec.config.policy)
 
 
-def residual_table(spec: StepSpec) -> remat.ResidualTable:
+def residual_table(spec: StepSpec, target: Target) -> remat.ResidualTable:
     """What one micro-batch keeps for its backward pass; where there is remat, with the table of the plain loss."""
-    plain, table = spec.without_remat(), examine(spec).residuals
-    return table if plain is spec else dataclasses.replace(table, before=examine(plain).residuals)
+    plain, table = spec.without_remat(), kept(spec, target)
+    return table if plain is spec else dataclasses.replace(table, before=kept(plain, target))
+
+
+def kept(spec: StepSpec, target: Target) -> remat.ResidualTable:
+    """What one micro-batch keeps for its backward pass, as a target stores it."""
+    return examine(spec).residuals.stored_in(target.tiles, plain=spec.without_remat() is spec)
 
 
 def solution(spec: StepSpec) -> remat.Solution:
@@ -83,11 +88,12 @@ def _told(spec: StepSpec, target: Target) -> Told:
         if examine(spec).inside:
             return None  # what is kept while a segment is recomputed is no residual of the forward pass
         with on_target(target):  # a loss may need its mesh
-            return examine(spec.without_remat()).residuals.device_bytes
+            # Fused values count here, as they do under a policy: what is equal is a setting without effect.
+            return examine(spec.without_remat()).residuals.stored_in(target.tiles).stored_bytes
 
     fields = {
         "remat": str(policy if budget is None else spec.config.remat),
-        "saved_residual_bytes": lambda: examine(spec).residuals.device_bytes,
+        "saved_residual_bytes": lambda: kept(spec, target).stored_bytes,
         # A budget may be enough to keep everything.
         "plain_residual_bytes": None if budget is not None else plain_residual_bytes,
         "saved_names": lambda: _saved_names(examine(spec)),
