@@ -28,8 +28,8 @@ class Residual(Brief):
       source: FILE:LINE of the user's code; "" where unknown.
       count: number of scan iterations stacked in it, 1 without a scan.
       memory: "device", or "host" where it is offloaded.
-      fused: follows element by element from other values that are kept: where nothing is rematerialised, a TPU's
-        compiler computes it where it is read.
+      fused: follows element by element from one other that is kept, or an argument: where nothing is rematerialised,
+        a TPU's compiler computes it where it is read.
       stored_bytes: that it takes in the memory of a TPU, whose tiles pad it; 0 where it is not stored. None where it
         takes `size_bytes`.
     """
