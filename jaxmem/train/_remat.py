@@ -80,7 +80,7 @@ def _told(spec: StepSpec, target: Target) -> Told:
         notes.append(_NOT_EVIDENCED)
     if policy == _FULL:
         with spec.entered():
-            notes += _left(examine(spec))
+            notes += _left(examine(spec), target)
     if spec.decision is not None and budget is not None:
         news.append(solution(spec).summary)
 
@@ -101,19 +101,20 @@ def _told(spec: StepSpec, target: Target) -> Told:
     return Told(notes=tuple(notes), news=tuple(news), fields=fields)
 
 
-def _left(found: remat.Examination) -> list[str]:
+def _left(found: remat.Examination, target: Target) -> list[str]:
     """What full rematerialisation leaves: a loss's logits, what lies before the first block."""
     try:
-        outside = found.outside() if found.outside is not None else ()
+        rows = found.outside() if found.outside is not None else ()
     except Exception:  # blocks with effects that no custom derivative may have: a note is not worth the report
         return []
-    left, kept = sum(row.size_bytes for row in outside), found.residuals.device_bytes
+    outside = remat.ResidualTable(rows=tuple(rows)).stored_in(target.tiles).rows
+    left, kept = sum(row.held_bytes for row in outside), found.residuals.stored_in(target.tiles).stored_bytes
     if left < _WORTH_SAYING * kept:
         return []
     by_line: dict[str, int] = {}
     for row in outside:
         place = short_place(row.source) or row.module or "-"
-        by_line[f"{row.op} ({place})"] = by_line.get(f"{row.op} ({place})", 0) + row.size_bytes
+        by_line[f"{row.op} ({place})"] = by_line.get(f"{row.op} ({place})", 0) + row.held_bytes
     largest = sorted(by_line.items(), key=lambda item: -item[1])[:3]
     named = [f"{format_bytes(size)} {what}" for what, size in largest]
     return [

@@ -22,6 +22,7 @@ def test_the_rule_is_the_layout_of_arguments(name):
     args = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in SHAPES]
     flip = lambda x: jnp.logical_not(x) if x.dtype == jnp.bool_ else x + 1  # noqa: E731
     text = compile_on(name, lambda *xs: list(map(flip, xs)), *args).as_text()
+    assert text is not None
     given = arrays(text.split("entry_computation_layout={(")[1].split(")->")[0])
     got = [padded_bytes(array.text) for array in given]
     assert [tiles.stored_bytes(shape, jnp.dtype(kind).itemsize) for shape, kind in SHAPES] == got

@@ -1,6 +1,6 @@
 """`fused`: residuals that a TPU's compiler does not store, since what reads them computes them again for itself."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import jax.extend.core as jex
 
@@ -36,7 +36,7 @@ def fused(jaxpr: jex.Jaxpr, kept: Collection[jex.Var]) -> frozenset[jex.Var]:
     return frozenset(_fused(jaxpr, frozenset(kept), [{v: num_bytes(v.aval)} for v in jaxpr.invars])[0])
 
 
-def _fused(jaxpr: jex.Jaxpr, kept: frozenset, given: list[Roots | None]) -> tuple[set, list[Roots | None]]:
+def _fused(jaxpr: jex.Jaxpr, kept: frozenset, given: Sequence[Roots | None]) -> tuple[set, list[Roots | None]]:
     """The kept values that are fused; and per output of the jaxpr its roots, None where it follows from none.
 
     `given`: those of the inputs.
