@@ -18,6 +18,7 @@ from jaxmem.analysis._choice import Choice, choose
 from jaxmem.analysis._program import Program, as_program, known
 from jaxmem.analysis._progress import Progress, on_terminal
 from jaxmem.analysis._report import MemoryReport
+from jaxmem.analysis._shortfall import with_shortfall
 from jaxmem.errors import InputError, RematWithoutEffect
 from jaxmem.targets import Target, resolve_target
 
@@ -179,7 +180,7 @@ def compare(
             row = unless_refused(name, functools.partial(analyze_program, program, resolved))
             rows += [] if row is None else [row]
             tell(name, "done")
-    rows = [_borne_out(row, rows) for row in rows]
+    rows = [with_shortfall(row, rows) for row in rows]
     refused = tuple((name, reason(errors[name])) for name in variants if name in errors)
     idle = tuple(name for name, error in errors.items() if isinstance(error, RematWithoutEffect))
     return Comparison(rows=tuple(rows), target=resolved.name, versions=versions(), refused=refused, without_effect=idle)
@@ -188,23 +189,6 @@ def compare(
 def versions() -> tuple[tuple[str, str], ...]:
     """(package, version) pairs of what compiles here."""
     return (("jax", jax.__version__), ("jaxlib", jaxlib.version.__version__), ("python", platform.python_version()))
-
-
-def _borne_out(row: MemoryReport, rows: list[MemoryReport]) -> MemoryReport:
-    """`row`, with a warning where fewer residuals than in the plain row leave the compiled temporaries as large."""
-    plain = next((other for other in rows if other.remat == "none"), None)
-    if plain is None or row.remat == "none" or row.temp_bytes is None or plain.temp_bytes is None:
-        return row
-    if row.saved_residual_bytes is None or plain.saved_residual_bytes is None:
-        return row
-    saved = plain.saved_residual_bytes - row.saved_residual_bytes
-    if saved <= 0 or row.temp_bytes < plain.temp_bytes:
-        return row
-    warning = (
-        f"The saving is not borne out: {row.remat} keeps {format_bytes(saved)} fewer residuals than none, but the "
-        f"compiled temporaries are {format_bytes(row.temp_bytes)} against {format_bytes(plain.temp_bytes)}."
-    )
-    return dataclasses.replace(row, warnings=(*row.warnings, warning))
 
 
 def check_remat_effect(program: Program) -> None:

@@ -84,7 +84,9 @@ class MemoryReport(Shown, identity=("name", "target", "peak_bytes", "fits", "pro
     argument_provenance: str = column(
         '"modelled" where `argument_bytes` had to come from shapes and shardings.', default="compiled")
     saved_residual_bytes: int | None = column(
-        "Residuals that one micro-batch keeps for its backward pass, from the trace.", "modelled", default=None,
+        "Residuals that one micro-batch keeps for its backward pass, from the trace, in bytes as the target stores "
+        "them: on a TPU with the padding of its tiles and, without remat, without those that its compiler computes, "
+        "element by element, where they are read.", "modelled", default=None,
         terminal="saved residuals*", page="saved residuals", note="modelled, one micro-batch",
         row="residuals*", page_row="residuals*", diff="saved residual", rank=3)
     settings: tuple[Setting, ...] = column(

@@ -4,12 +4,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from jaxmem._shown import Brief, JsonRecord
 from jaxmem.errors import InputError
 from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._checkpoint import checkpoint
 from jaxmem.remat._queries import PolicyQueries, check_names
-from jaxmem.remat.jaxprs import is_on_host, num_bytes, origin, vjp_residuals
+from jaxmem.remat.jaxprs import fused, is_on_host, num_bytes, origin, stored_bytes, vjp_residuals
+from jaxmem.targets import Tiles
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,10 @@ class Residual(Brief):
       source: FILE:LINE of the user's code; "" where unknown.
       count: number of scan iterations stacked in it, 1 without a scan.
       memory: "device", or "host" where it is offloaded.
+      fused: follows element by element from one other that is kept, or an argument: where nothing is rematerialised,
+        a TPU's compiler computes it where it is read.
+      stored_bytes: that it takes in the memory of a TPU, whose tiles pad it; 0 where it is not stored. None where it
+        takes `size_bytes`.
     """
 
     size_bytes: int
@@ -36,6 +43,13 @@ class Residual(Brief):
     source: str = ""
     count: int = 1
     memory: str = "device"
+    fused: bool = False
+    stored_bytes: int | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """`stored_bytes`, or `size_bytes` where these are the same."""
+        return self.size_bytes if self.stored_bytes is None else self.stored_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +80,27 @@ class ResidualTable(JsonRecord, identity=("total_bytes", "host_bytes", "rows", "
         """Bytes of the values that are offloaded."""
         return self.total_bytes - self.device_bytes
 
+    @property
+    def stored_bytes(self) -> int:
+        """As `device_bytes`, but as they are stored: see `stored_in`."""
+        return sum(row.held_bytes for row in self.rows if row.memory == "device")
+
+    def stored_in(self, tiles: Tiles | None, *, plain: bool = False) -> "ResidualTable":
+        """The table with the bytes that values take in tiles; itself where there are none.
+
+        Args:
+          tiles: of a target.
+          plain: nothing is rematerialised, so that the compiler computes fused values where they are read.
+        """
+        if tiles is None:
+            return self
+        sizes = [_stored(row, tiles, plain) for row in self.rows]
+        rows = (
+            dataclasses.replace(row, stored_bytes=size if size != row.size_bytes else None)
+            for row, size in zip(self.rows, sizes, strict=True)
+        )
+        return dataclasses.replace(self, rows=tuple(rows))
+
     def bytes_by(self, field: str) -> dict[Any, int]:
         """Bytes for each value of a field of `Residual`, the largest first.
 
@@ -82,7 +117,7 @@ class ResidualTable(JsonRecord, identity=("total_bytes", "host_bytes", "rows", "
     def to_dict(self) -> dict[str, Any]:
         """Rows and totals as JSON-ready values, with those `before` beside them."""
         fields = {"rows": [dataclasses.asdict(row) for row in self.rows], "provenance": self.provenance}
-        fields |= {name: getattr(self, name) for name in ("total_bytes", "device_bytes", "host_bytes")}
+        fields |= {name: getattr(self, name) for name in ("total_bytes", "device_bytes", "host_bytes", "stored_bytes")}
         return fields | ({"before": self.before.to_dict()} if self.before is not None else {})
 
 
@@ -122,7 +157,8 @@ def residuals(fn: Callable, *args, argnums: int | None = None, policy: str | Pol
     jaxpr, values = vjp_residuals(fn, *args, argnums=argnums)
     if policy is not None and policy.patterns and not policy.keeps_everything:
         check_names(policy, queries.names, where="the function")
-    rows = [_row(jaxpr, var) for var in values]
+    left = fused(jaxpr, values)
+    rows = [_row(jaxpr, var, var in left) for var in values]
     return ResidualTable(rows=tuple(sorted(rows, key=lambda row: -row.size_bytes)), before=before)
 
 
@@ -137,8 +173,14 @@ def residual_bytes(fn: Callable, *args, argnums: int | None = None) -> int:
     return sum(num_bytes(v.aval) for v in values if not is_on_host(v.aval))
 
 
-def _row(jaxpr, var) -> Residual:
+def _stored(row: Residual, tiles: Tiles, plain: bool) -> int:
+    if row.memory == "host" or (plain and row.fused):
+        return row.size_bytes if row.memory == "host" else 0
+    return stored_bytes(jax.ShapeDtypeStruct(row.shape, row.dtype), tiles)
+
+
+def _row(jaxpr, var, left: bool) -> Residual:
     where = "host" if is_on_host(var.aval) else "device"
     shape, dtype = tuple(var.aval.shape), str(var.aval.dtype)
     made = dataclasses.asdict(origin(jaxpr, var))
-    return Residual(size_bytes=num_bytes(var.aval), shape=shape, dtype=dtype, memory=where, **made)
+    return Residual(size_bytes=num_bytes(var.aval), shape=shape, dtype=dtype, memory=where, fused=left, **made)

@@ -28,3 +28,4 @@ from jaxmem.targets._place import Placed as Placed
 from jaxmem.targets._place import place as place
 from jaxmem.targets._target import Target as Target
 from jaxmem.targets._target import resolve_target as resolve_target
+from jaxmem.targets._tiles import Tiles as Tiles

@@ -4,6 +4,7 @@ import dataclasses
 import os
 
 from jaxmem._shown import Brief
+from jaxmem.targets._tiles import MODERN, Tiles
 
 PCIE_3 = 15_750_000_000
 """Bytes per second in one direction over 16 lanes of PCI Express 3; each later version doubles it."""
@@ -20,6 +21,7 @@ class TpuFacts(Brief):
       topologies: topologies on offer, smallest first; libtpu accepts any other of the same rank.
       config: name of the chip configuration that JAX runs in; None for libtpu's default.
       clock_ghz: clock of the matrix units, the unit of the compiler's cycles; None if it is not published.
+      tiles: in which its compiler stores arrays.
     """
 
     generation: str
@@ -28,6 +30,7 @@ class TpuFacts(Brief):
     topologies: tuple[str, ...]
     config: str | None = None
     clock_ghz: float | None = None
+    tiles: Tiles = MODERN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

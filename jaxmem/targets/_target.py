@@ -11,10 +11,11 @@ from jax.sharding import AxisType, Mesh
 from jaxmem._shown import Brief
 from jaxmem._units import format_bytes
 from jaxmem.errors import InputError, UnknownTargetError
-from jaxmem.targets._chip import Chip, memory_fraction
+from jaxmem.targets._chip import Chip, TpuFacts, memory_fraction
 from jaxmem.targets._device_memory import device_memory_bytes, host_memory_bytes
 from jaxmem.targets._gpu_compiler import GPU_OPTIONS, gpu_devices
 from jaxmem.targets._names import chip_count, parse_name
+from jaxmem.targets._tiles import MODERN, Tiles
 from jaxmem.targets._tpu_compiler import tpu_devices
 
 # XLA:CPU's default scheduler keeps the temporaries of an unrolled checkpointed model unchanged.
@@ -55,6 +56,14 @@ class Target(Brief, identity=("name", "platform", "memory_bytes", "device_count"
     def deviceless(self) -> bool:
         """Whether the target's devices exist for the compiler only, so that its programs cannot be run here."""
         return self.chip is not None
+
+    @property
+    def tiles(self) -> Tiles | None:
+        """The tiles in which its compiler stores arrays; None where arrays are dense."""
+        facts = self.chip.facts if self.chip is not None else None
+        if isinstance(facts, TpuFacts):
+            return facts.tiles
+        return MODERN if self.platform == "tpu" else None
 
     @property
     def device_count(self) -> int:

@@ -1,6 +1,7 @@
 """TPUs: rates from Google's documentation, available bytes from libtpu 0.0.52's error for a program too large."""
 
 from jaxmem.targets._chip import PCIE_3, Chip, TpuFacts, tera
+from jaxmem.targets._tiles import Tiles
 
 _GIB = 2**30
 _DOCS = "https://docs.cloud.google.com/tpu/docs"
@@ -33,6 +34,7 @@ TPUS = (
             max_chips=256,
             topologies=("1x1", "2x2", "4x4", "4x8", "8x8", "8x16", "16x16"),
             clock_ghz=0.70,
+            tiles=Tiles(least=2),
         ),
         source=f"{_DOCS}/v2",
         note=f"A device is one of the chip's two cores, with half its memory; {_LINKS}.",
@@ -54,6 +56,7 @@ TPUS = (
             max_chips=1024,
             topologies=("1x1", "2x2", "4x4", "8x8", "16x16", "32x32"),
             clock_ghz=0.94,
+            tiles=Tiles(least=2),
         ),
         source=f"{_DOCS}/v3",
         note=f"A device is one of the chip's two cores, with half its memory; {_LINKS}.",

@@ -9,7 +9,7 @@ from jaxmem._blame import warn
 from jaxmem._processes import conversation
 from jaxmem._units import format_bytes
 from jaxmem.errors import ConfigError, DecisionError, SettingWarning
-from jaxmem.remat.auto import Problem, Rates, ResidualPlan, Stored, build_problem, versions
+from jaxmem.remat.auto import Problem, Rates, ResidualPlan, Stored, build_problem, smallest, versions
 from jaxmem.targets import Target, on_target, resolve_target
 from jaxmem.train._program import content, trace_for
 from jaxmem.train._reduction import reduction
@@ -77,7 +77,7 @@ def put_back(spec: StepSpec, target: str | Target | None, text: str) -> StepSpec
 
 def _check_share(plan: ResidualPlan, share: float) -> None:
     whole, kept = plan.problem.plain_bytes, plan.assignment.kept_bytes
-    if whole and kept > share * whole * (1 + 1e-9):
+    if whole and kept > plan.problem.share_bytes(share, smallest(plan.problem).kept_bytes) * (1 + 1e-9):
         raise DecisionError(
             wanted=f"a decision that keeps at most {share:g} of the residuals, {format_bytes(int(share * whole))}",
             got=f"one that keeps {kept / whole:.3g}, {format_bytes(kept)}",

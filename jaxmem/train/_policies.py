@@ -40,15 +40,18 @@ class PolicyVariant:
         budget = isinstance(self.policy, str) and is_auto(self.policy)
         kinds = None if is_nnx_object(args[0]) else ["parameters", *["batch"] * (len(args) - 1)]
 
-        def kept_bytes(loss: Callable) -> int:
+        def kept_bytes(loss: Callable, *, plain: bool = False) -> int:
             with on_target(target):
-                return remat.residual_bytes(*_differentiated(loss, has_aux, args), argnums=0)
+                if target.tiles is None:
+                    return remat.residual_bytes(*_differentiated(loss, has_aux, args), argnums=0)
+                table = remat.residuals(*_differentiated(loss, has_aux, args), argnums=0)
+            return table.stored_in(target.tiles, plain=plain).stored_bytes
 
         return dataclasses.replace(
             program,
             kind_of=kinds_by_path(kinds, loss_fn),
             remat=str(self.policy),
-            saved_residual_bytes=lambda: kept_bytes(under),
+            saved_residual_bytes=lambda: kept_bytes(under, plain=str(self.policy) == "none"),
             # A budget may be enough to keep everything.
             plain_residual_bytes=None if budget else lambda: kept_bytes(loss_fn),
         )

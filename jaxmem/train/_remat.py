@@ -41,10 +41,15 @@ def examine(spec: StepSpec) -> remat.Examination:
         return remat.examine(loss, *spec.loss_arguments(), argnums=0, policy=spec.config.policy)
 
 
-def residual_table(spec: StepSpec) -> remat.ResidualTable:
+def residual_table(spec: StepSpec, target: Target) -> remat.ResidualTable:
     """What one micro-batch keeps for its backward pass; where there is remat, with the table of the plain loss."""
-    plain, table = spec.without_remat(), examine(spec).residuals
-    return table if plain is spec else dataclasses.replace(table, before=examine(plain).residuals)
+    plain, table = spec.without_remat(), kept(spec, target)
+    return table if plain is spec else dataclasses.replace(table, before=kept(plain, target))
+
+
+def kept(spec: StepSpec, target: Target) -> remat.ResidualTable:
+    """What one micro-batch keeps for its backward pass, as a target stores it."""
+    return examine(spec).residuals.stored_in(target.tiles, plain=spec.without_remat() is spec)
 
 
 def solution(spec: StepSpec) -> remat.Solution:
@@ -75,7 +80,7 @@ def _told(spec: StepSpec, target: Target) -> Told:
         notes.append(_NOT_EVIDENCED)
     if policy == _FULL:
         with spec.entered():
-            notes += _left(examine(spec))
+            notes += _left(examine(spec), target)
     if spec.decision is not None and budget is not None:
         news.append(solution(spec).summary)
 
@@ -83,11 +88,12 @@ def _told(spec: StepSpec, target: Target) -> Told:
         if examine(spec).inside:
             return None  # what is kept while a segment is recomputed is no residual of the forward pass
         with on_target(target):  # a loss may need its mesh
-            return examine(spec.without_remat()).residuals.device_bytes
+            # Fused values count here, as they do under a policy: what is equal is a setting without effect.
+            return examine(spec.without_remat()).residuals.stored_in(target.tiles).stored_bytes
 
     fields = {
         "remat": str(policy if budget is None else spec.config.remat),
-        "saved_residual_bytes": lambda: examine(spec).residuals.device_bytes,
+        "saved_residual_bytes": lambda: kept(spec, target).stored_bytes,
         # A budget may be enough to keep everything.
         "plain_residual_bytes": None if budget is not None else plain_residual_bytes,
         "saved_names": lambda: _saved_names(examine(spec)),
@@ -95,19 +101,20 @@ def _told(spec: StepSpec, target: Target) -> Told:
     return Told(notes=tuple(notes), news=tuple(news), fields=fields)
 
 
-def _left(found: remat.Examination) -> list[str]:
+def _left(found: remat.Examination, target: Target) -> list[str]:
     """What full rematerialisation leaves: a loss's logits, what lies before the first block."""
     try:
-        outside = found.outside() if found.outside is not None else ()
+        rows = found.outside() if found.outside is not None else ()
     except Exception:  # blocks with effects that no custom derivative may have: a note is not worth the report
         return []
-    left, kept = sum(row.size_bytes for row in outside), found.residuals.device_bytes
+    outside = remat.ResidualTable(rows=tuple(rows)).stored_in(target.tiles).rows
+    left, kept = sum(row.held_bytes for row in outside), found.residuals.stored_in(target.tiles).stored_bytes
     if left < _WORTH_SAYING * kept:
         return []
     by_line: dict[str, int] = {}
     for row in outside:
         place = short_place(row.source) or row.module or "-"
-        by_line[f"{row.op} ({place})"] = by_line.get(f"{row.op} ({place})", 0) + row.size_bytes
+        by_line[f"{row.op} ({place})"] = by_line.get(f"{row.op} ({place})", 0) + row.held_bytes
     largest = sorted(by_line.items(), key=lambda item: -item[1])[:3]
     named = [f"{format_bytes(size)} {what}" for what, size in largest]
     return [

@@ -23,7 +23,7 @@ from jaxmem.train._decision import decided_by_one, put_back, step_problem
 from jaxmem.train._hosts import check_same_values
 from jaxmem.train._mistakes import blaming
 from jaxmem.train._reduction import Reduction, reduction
-from jaxmem.train._remat import examine, residual_table, solution
+from jaxmem.train._remat import examine, kept, residual_table, solution
 from jaxmem.train._report import report
 from jaxmem.train._settle import settled
 from jaxmem.train._spec import StepSpec
@@ -219,15 +219,17 @@ class TrainStep:
         Returns:
           The table; `before` holds the one of the plain loss, where there is a remat setting.
         """
-        return residual_table(self._with_remat(remat))
+        return residual_table(self._with_remat(remat), self._target())
 
     def residual_bytes(self, *, remat: str | Policy | None = None) -> int:
         """Bytes on the device that the forward pass of one micro-batch keeps for its backward pass; modelled.
 
+        As the step's target stores them.
+
         Args:
           remat: setting to assume instead of the config's.
         """
-        return examine(self._with_remat(remat)).residuals.device_bytes
+        return kept(self._with_remat(remat), self._target()).stored_bytes
 
     def _with_remat(self, setting: str | Policy | None) -> StepSpec:
         same = setting is None or setting == self.config.remat

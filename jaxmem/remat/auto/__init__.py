@@ -1,6 +1,7 @@
 """Remat under a byte budget: capture what a block keeps, choose what it should keep, realise the choice."""
 
 from jaxmem.remat.auto._assignment import Assignment as Assignment
+from jaxmem.remat.auto._assignment import smallest as smallest
 from jaxmem.remat.auto._auto import Auto as Auto
 from jaxmem.remat.auto._auto import auto as auto
 from jaxmem.remat.auto._auto import fit_budget as fit_budget

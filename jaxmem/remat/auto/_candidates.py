@@ -18,7 +18,7 @@ from jaxmem.remat.auto._costs import (
 )
 from jaxmem.remat.auto._forward import Forward, happens_once
 from jaxmem.remat.auto._rates import Rates
-from jaxmem.remat.jaxprs import equations_in, is_value, num_bytes
+from jaxmem.remat.jaxprs import equations_in, is_value, num_bytes, stored_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Candidates:
       forward: the block.
       values: variables that may be kept: what the needed equations make, and inputs that are not there anyway.
       equations: indices of the equations that the residuals need.
-      value_bytes: per value.
+      value_bytes: per value, as the chip stores it.
       held_bytes: per value, its bytes in a working set: 0 where it is fused into what reads it, like a broadcast, or
         is a view of another residual.
       is_input: per value; an input cannot be recomputed.
@@ -181,7 +181,7 @@ def candidates(forward: Forward, free: Sequence[bool], rates: Rates, shards: int
     Args:
       forward: the block.
       free: per input, whether it is there anyway, like a weight.
-      rates: of the chip.
+      rates: of the chip, with its tiles.
       shards: among how many devices each value is divided; bytes and seconds are one device's, FLOPs are of all.
     """
     jaxpr = forward.jaxpr
@@ -193,7 +193,7 @@ def candidates(forward: Forward, free: Sequence[bool], rates: Rates, shards: int
     values, residuals = (*inputs, *made), {v for v in forward.residuals if is_value(v)}
     constant, split = _constants(forward), statistics(jaxpr)
     costs = [constant_cost() if e in constant else equation_cost(jaxpr.eqns[e], rates) for e in needed]
-    sizes = [-(-num_bytes(v.aval) // shards) for v in values]
+    sizes = [-(-stored_bytes(v.aval, rates.tiles) // shards) for v in values]
     return Candidates(
         forward=forward,
         values=values,

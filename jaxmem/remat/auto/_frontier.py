@@ -139,7 +139,7 @@ def _of_policy(program: Program, policy: str, choice: Assignment, rates: Rates) 
     """What JAX keeps and recomputes under a policy, with the price of the same choice of ours."""
     marked = program.apply(lambda fn, *, scanned, name: checkpoint_unchecked(fn, policy, scanned=scanned))
     extra = gradient_flops(program, marked, rates) - gradient_flops(program, program, rates)
-    kept_bytes = program.kept_bytes(marked)
+    kept_bytes = program.kept_bytes(marked, rates.tiles)
     return FrontierPoint(
         name=policy,
         kept_bytes=kept_bytes,

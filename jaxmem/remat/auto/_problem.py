@@ -22,15 +22,16 @@ from jaxmem.remat.jaxprs import (
     Call,
     Facts,
     Tokens,
+    fused,
     is_float,
     jaxpr_of,
     keeping_nothing,
-    num_bytes,
     of_some,
+    stored_bytes,
     vjp_residuals,
     with_rule,
 )
-from jaxmem.targets import in_mesh, mesh_of
+from jaxmem.targets import Tiles, in_mesh, mesh_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,9 +73,16 @@ class Program:
             return self.__call__
         return lambda *inputs: evaluate(plan, (), inputs, wrap, segments=segments or {}, order=order)
 
-    def kept_bytes(self, fn: Callable[..., list]) -> int:
-        """Bytes that differentiating `fn`, this function or what `apply` made of it, keeps."""
-        return sum(num_bytes(v.aval) for v in vjp_residuals(*self.split(fn), argnums=0)[1])
+    def kept_bytes(self, fn: Callable[..., list], tiles: Tiles | None = None) -> int:
+        """Bytes that differentiating `fn`, this function or what `apply` made of it, keeps, in tiles."""
+        return sum(stored_bytes(v.aval, tiles) for v in vjp_residuals(*self.split(fn), argnums=0)[1])
+
+    def plain_bytes(self, tiles: Tiles | None) -> tuple[int, int]:
+        """Bytes that differentiating this function keeps; and those of them that are stored, see `fused`."""
+        jaxpr, kept = vjp_residuals(*self.split(self), argnums=0)
+        sizes = {v: stored_bytes(v.aval, tiles) for v in kept}
+        left = fused(jaxpr, kept) if tiles is not None else ()
+        return sum(sizes.values()), sum(size for v, size in sizes.items() if v not in left)
 
     def split(self, fn: Callable[..., list]) -> tuple[Callable, list, list]:
         """`fn` of the inputs that may get a gradient and of the others, and the types of both."""
@@ -109,9 +117,27 @@ class Problem:
     shards: int = 1
 
     @functools.cached_property
+    def _plain_bytes(self) -> tuple[int, int]:
+        kept, stored = self.program.plain_bytes(self.rates.tiles)
+        return kept // self.shards, stored // self.shards
+
+    @property
+    def traced_bytes(self) -> int:
+        """What differentiating the whole function keeps without remat; it takes seconds where that is long."""
+        return self._plain_bytes[0]
+
+    @property
     def plain_bytes(self) -> int:
-        """What the whole function keeps without remat; differentiates it, which takes seconds where it is long."""
-        return self.program.kept_bytes(self.program) // self.shards
+        """Of these what the chip stores: all, but on a TPU those that the compiler computes where they are read."""
+        return self._plain_bytes[1]
+
+    def share_bytes(self, share: float, least: int) -> float:
+        """What a share of the residuals allows: of what the chip stores.
+
+        Where the `least` that can be kept is more, that is allowed, if it is within the share of all residuals.
+        """
+        room = share * self.plain_bytes
+        return float(least) if room < least <= share * self.traced_bytes else room
 
     @functools.cached_property
     def outside(self) -> tuple[Residual, ...]:
@@ -119,8 +145,16 @@ class Problem:
 
         On each device, as if all of it were divided among them.
         """
-        rows = residuals(*self.program.split(self.program.apply(keeping_nothing)), argnums=0).rows
-        return tuple(dataclasses.replace(row, size_bytes=-(-row.size_bytes // self.shards)) for row in rows)
+        table = residuals(*self.program.split(self.program.apply(keeping_nothing)), argnums=0)
+        rows = table.stored_in(self.rates.tiles).rows
+        return tuple(
+            dataclasses.replace(
+                row,
+                size_bytes=-(-row.size_bytes // self.shards),
+                stored_bytes=None if row.stored_bytes is None else -(-row.stored_bytes // self.shards),
+            )
+            for row in rows
+        )
 
 
 def program_of(fn: Callable[..., Sequence], avals: Sequence, differentiated: Sequence[bool] | None = None) -> Program:
@@ -178,7 +212,7 @@ def problem_of(program: Program, rates: Rates, shards: int = 1) -> Problem:
     found = {part.name: part for part in program.parts}
     keys = _keys(program.parts)
     # With nothing but inputs kept inside of blocks, the rest of what is kept is kept outside of them.
-    flags, captured, around = _look(program, keys)
+    flags, captured, around = _look(program, keys, rates.tiles)
     at: dict[Any, int] = {}
     groups, group_of = [], {}
     for name, part in found.items():
@@ -233,7 +267,7 @@ def _structure(tokens: Tokens, facts: Facts, indices, inputs, outputs) -> tuple:
     return ids, tuple(wiring), tuple(number[v] for v in outputs), effects
 
 
-def _look(program: Program, keys: dict[str, Any]):
+def _look(program: Program, keys: dict[str, Any], tiles: Tiles | None):
     """Differentiates with a rule that looks at each block. The rule is traced where the block is, with the axis names
     and types of a `shard_map` round it.
 
@@ -256,5 +290,5 @@ def _look(program: Program, keys: dict[str, Any]):
 
         return with_rule(fn, forward)
 
-    around = program.kept_bytes(program.apply(wrap))
+    around = program.kept_bytes(program.apply(wrap), tiles)
     return flags, captured, around

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxmem.targets import Target, find_chip
+from jaxmem.targets import Target, Tiles, find_chip
 
 _REFERENCE = "gpu-h100"  # where no accelerator is named; only ratios of rates decide
 
@@ -18,6 +18,7 @@ class Rates:
       statistic_passes: extra reads of the input of a norm or softmax where its row statistics are kept. XLA:GPU
         computes and uses them in one pass, which keeping them splits. On a TPU a GPT's layers compile to a faster and
         smaller program with them kept.
+      tiles: in which the chip stores values; None where they are dense.
 
     >>> Rates.of(None).hbm_bytes_per_second > 1e12
     True
@@ -27,6 +28,7 @@ class Rates:
     hbm_bytes_per_second: float
     host_bytes_per_second: float = 2e10
     statistic_passes: float = 1.0
+    tiles: Tiles | None = None
 
     @classmethod
     def of(cls, target: Target | None) -> "Rates":
@@ -37,6 +39,7 @@ class Rates:
             hbm_bytes_per_second=chip.hbm_bytes_per_second,
             host_bytes_per_second=chip.host_bytes_per_second or 2e10,
             statistic_passes=0.0 if target is not None and target.platform == "tpu" else 1.0,
+            tiles=target.tiles if target is not None else None,
         )
 
     def matmul(self, dtype) -> float:

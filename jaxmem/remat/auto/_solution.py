@@ -32,7 +32,8 @@ class SolvedValue(Brief):
       op, module, source: what made it, where.
       anchor: the operand to name instead, where a name on the value itself does not keep it.
       shape, dtype: of one block's value, of the whole batch.
-      size_bytes: of all `layers`, on one device; a recomputed value would take them if it were kept.
+      size_bytes: of all `layers`, on one device, as the chip stores them; a recomputed value would take them if it
+        were kept.
       seconds: to make it in all layers; of a kept or offloaded value, to keep it so.
     """
 
@@ -76,7 +77,7 @@ class Solution(
       kept_bytes: on the device, by blocks and outside of them.
       host_bytes: in host memory.
       working_bytes: the largest working set of a block's backward pass.
-      plain_bytes: what the function keeps without remat.
+      plain_bytes: what the chip stores of what the function keeps without remat.
       recompute_flops, recompute_seconds: of what runs a second time.
       price, bound, gap: of the objective; no choice is cheaper than `bound`, the gap is a share of the price.
       more_buys_seconds: recompute seconds that one more GiB would save.
@@ -161,7 +162,7 @@ def in_the_way(problem: Problem, assignment: Assignment) -> str:
     """The largest values that an assignment keeps, in blocks and outside, as "a, b and c"; modelled."""
     inside = describe(problem, assignment, budget_bytes=None, more=None, peak_bytes=None).values
     rows = [(v.size_bytes, v.op, f"{v.layer} × {v.layers}", short_place(v.source)) for v in inside if v.fate == "keep"]
-    rows += [(r.size_bytes, r.op, "outside of blocks", short_place(r.source)) for r in problem.outside]
+    rows += [(r.held_bytes, r.op, "outside of blocks", short_place(r.source)) for r in problem.outside]
     texts = [
         f"{format_bytes(size)} {'input' if op == 'argument' else op} ({where}{', ' if source else ''}{source})"
         for size, op, where, source in sorted(rows, key=lambda row: -row[0])[:_NAMED]

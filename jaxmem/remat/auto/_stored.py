@@ -20,12 +20,14 @@ from jaxmem.remat.auto._content import Content, Kind, content_of, digest
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.jaxprs import origin
+from jaxmem.targets import Tiles
 
 FORMAT = 1
 _ANEW = "or leave the decision out, so that the budget is solved anew"
 _FIGURES = ("kept_bytes", "host_bytes", "working_bytes", "recompute_flops", "recompute_seconds", "price", "bound")
 _DIGEST = "digest"  # of all else
 _BY_DTYPE = "matmul_flops_per_second"  # pairs, which JSON has as an object
+_TILES = "tiles"  # of the chip, beside its rates; decisions of an older jaxmem know none
 _NAMED = 3  # blocks that an error names
 
 
@@ -56,7 +58,8 @@ def stored_form(problem: Problem, assignment: Assignment, compiled: Mapping[str,
         **compiled,
         "modelled": {name: getattr(assignment, name) for name in _FIGURES},
         "shards": problem.shards,
-        "rates": dataclasses.asdict(problem.rates) | {_BY_DTYPE: dict(problem.rates.matmul_flops_per_second)},
+        "rates": _rates(problem.rates),
+        _TILES: None if problem.rates.tiles is None else dataclasses.asdict(problem.rates.tiles),
         "segments": {name: list(sizes) for name, sizes in assignment.segments.items()},
         "scans": content.scans,
         "others": list(content.others),
@@ -66,6 +69,11 @@ def stored_form(problem: Problem, assignment: Assignment, compiled: Mapping[str,
         ],
     }
     return {**form, _DIGEST: digest(form)}
+
+
+def _rates(rates: Rates) -> dict[str, Any]:
+    told = dataclasses.asdict(rates) | {_BY_DTYPE: dict(rates.matmul_flops_per_second)}
+    return {name: value for name, value in told.items() if name != _TILES}
 
 
 def _choices(problem: Problem, at: int, kind: Kind, assignment: Assignment) -> Iterator[dict[str, Any]]:
@@ -144,7 +152,9 @@ class Stored:
                     raise ValueError("a value that is another one")
                 choices |= dict.fromkeys(one["blocks"], Choice(kept=kept, offloaded=offloaded))
         content = Content(kinds=tuple(kinds), others=tuple(fields["others"]), scans=dict(fields["scans"]))
+        tiles = fields.get(_TILES)
         rates = fields["rates"] | {_BY_DTYPE: tuple(fields["rates"][_BY_DTYPE].items())}
+        rates |= {_TILES: None if tiles is None else Tiles(**tiles)}
         segments = {name: tuple(sizes) for name, sizes in fields["segments"].items()}
         return cls(fields=fields, content=content, choices=choices, segments=segments, rates=Rates(**rates))
 

@@ -140,7 +140,7 @@ def within_share(problem: Problem, share: float, *, objective: str = "seconds", 
     Raises:
       BudgetInfeasible: the inputs of blocks, and what is kept outside of them, are more.
     """
-    room = share * problem.plain_bytes
+    room = problem.share_bytes(share, smallest(problem, objective=objective).kept_bytes)
     found = within(problem, room, objective=objective, offload=offload, working=False)
     if found is not None:
         return found

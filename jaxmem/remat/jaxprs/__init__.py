@@ -21,8 +21,10 @@ from jaxmem.remat.jaxprs._equations import is_value as is_value
 from jaxmem.remat.jaxprs._equations import nested_segments as nested_segments
 from jaxmem.remat.jaxprs._equations import num_bytes as num_bytes
 from jaxmem.remat.jaxprs._equations import segments_scope as segments_scope
+from jaxmem.remat.jaxprs._equations import stored_bytes as stored_bytes
 from jaxmem.remat.jaxprs._facts import Facts as Facts
 from jaxmem.remat.jaxprs._facts import without_checkpoint as without_checkpoint
+from jaxmem.remat.jaxprs._fused import fused as fused
 from jaxmem.remat.jaxprs._origin import origin as origin
 from jaxmem.remat.jaxprs._origin import scopes_of as scopes_of
 from jaxmem.remat.jaxprs._run import evaluate_with as evaluate_with

@@ -10,6 +10,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxmem._compat import called_jaxprs, name_stack, prevents_cse
+from jaxmem.targets import Tiles
 
 WATCH = "watch_names"  # the primitive through which the results of a watched block pass; see `remat/_queries.py`
 TIE = "tie_gradients"  # see `_tie.py`
@@ -80,6 +81,13 @@ def num_bytes(aval) -> int:
     if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
         return 0
     return math.prod(aval.shape) * aval.dtype.itemsize
+
+
+def stored_bytes(aval, tiles: Tiles | None) -> int:
+    """Bytes of an abstract array in the memory of a chip with tiles; those of its elements where there are none."""
+    if tiles is None or not num_bytes(aval):
+        return num_bytes(aval)
+    return tiles.stored_bytes(aval.shape, aval.dtype.itemsize)
 
 
 def is_on_host(aval) -> bool:
