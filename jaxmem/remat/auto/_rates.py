@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxmem.targets import Target, find_chip
+from jaxmem.targets import GpuFacts, Target, find_chip
 
 _REFERENCE = "gpu-h100"  # where no accelerator is named; only ratios of rates decide
 
@@ -18,6 +18,7 @@ class Rates:
       statistic_passes: extra reads of the input of a norm or softmax where its row statistics are kept. XLA:GPU
         computes and uses them in one pass, which keeping them splits. On a TPU a GPT's layers compile to a faster and
         smaller program with them kept.
+      multiprocessors: of a GPU, among which a product's tiles are divided; None of other chips.
 
     >>> Rates.of(None).hbm_bytes_per_second > 1e12
     True
@@ -27,6 +28,7 @@ class Rates:
     hbm_bytes_per_second: float
     host_bytes_per_second: float = 2e10
     statistic_passes: float = 1.0
+    multiprocessors: int | None = None
 
     @classmethod
     def of(cls, target: Target | None) -> "Rates":
@@ -37,6 +39,7 @@ class Rates:
             hbm_bytes_per_second=chip.hbm_bytes_per_second,
             host_bytes_per_second=chip.host_bytes_per_second or 2e10,
             statistic_passes=0.0 if target is not None and target.platform == "tpu" else 1.0,
+            multiprocessors=chip.facts.cores if isinstance(chip.facts, GpuFacts) else None,
         )
 
     def matmul(self, dtype) -> float:
