@@ -32,18 +32,18 @@ def forward_seconds(module: Module, chip: Chip | ChipSpeed) -> tuple[tuple[float
       (FLOPs, seconds), the fewest FLOPs first, on one device; the seconds under 0 are of all runs in one call of the
       program. Empty where the compiler counts no cycles.
 
-    >>> from jaxmem.analysis.hlo import parse_hlo
+    >>> from jaxmem.analysis.hlo._parse import parse_hlo
     >>> from jaxmem.targets import find_chip
     >>> text = '''HloModule m, is_scheduled=true
     ...
     ... ENTRY %main (x: f32[8,8]) -> f32[8,8] {
     ...   %x = f32[8,8]{1,0} parameter(0)
-    ...   ROOT %dot = f32[8,8]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0},
-    ...     metadata={op_name="jit(f)/jvp()/dot_general"}, backend_config={"estimated_cycles":"1500"}
+    ...   %y = f32[8,8]{1,0} tanh(%x), metadata={op_name="jvp()/tanh"}, backend_config={"estimated_cycles":"3000"}
+    ...   ROOT %z = f32[8,8]{1,0} negate(%y), metadata={op_name="neg"}, backend_config={"estimated_cycles":"1000"}
     ... }
-    ... '''.replace("},\\n     metadata", "}, metadata")
+    ... '''
     >>> forward_seconds(parse_hlo(text), find_chip("tpu-v5e"))
-    ((0, 0.0), (1024, 1e-06))
+    ((0, 2e-06),)
     """
     clock, flops = ChipSpeed.of(chip).clock_hertz, ModuleFlops(module)
     if not clock:
