@@ -42,7 +42,7 @@ def fitted(problem: Problem, forward: ForwardSeconds) -> Problem:
     others = [(flops, seconds) for flops, seconds in known.items() if flops not in ours]
     mean = sum(s for _, s in others or known.items()) / max(1, sum(f for f, _ in others or known.items()))
     rest = sum(g.runs * g.candidates.seconds[g.candidates.flops == 0].sum() for g in problem.groups)
-    seen = sum(seconds for flops, seconds in forward if flops == 0)
+    seen = sum(seconds for flops, seconds in forward if flops == 0) / problem.runs
     factor = min(1.0, max(_LEAST, seen / rest)) if rest and seen else 1.0  # what is fused is in the products' seconds
 
     def of(c: Candidates) -> Candidates:
@@ -74,15 +74,20 @@ class Learnt:
         self.problem = problem
         self.rows = np.stack([self._features(t.assignment) for t in trials])
         seconds = np.array([t.seconds for t in trials], float)
-        errors = seconds - np.array([t.assignment.price for t in trials])
+        errors = seconds - self._prices([t.assignment for t in trials])
         self.base = float(errors.mean())
         # What every choice has in common is unknown, and may be as much as the whole step.
         self.common = float(seconds.mean()) ** 2
         self.noise = np.eye(len(trials)) * (_NOISE * seconds.mean()) ** 2
         left = errors - self.base
-        # All factors may be nearer, or further off, than they were seen to be: as makes the errors the likeliest.
-        self.scale = max(_SCALES, key=lambda scale: self._likelihood(left, scale))
+        # All factors may be further off than they were seen to be, as makes the errors the likeliest. That they are
+        # nearer takes more than two trials to tell.
+        scales = [scale for scale in _SCALES if scale >= 1 or len(trials) > 2]
+        self.scale = max(scales, key=lambda scale: self._likelihood(left, scale))
         self.left = np.linalg.solve(self._known(self.common), left)
+
+    def _prices(self, assignments: Sequence[Assignment]) -> np.ndarray:
+        return self.problem.runs * np.array([each.price for each in assignments])
 
     def _known(self, common: float) -> np.ndarray:
         return self._alike(self.rows, self.rows) + common + self.noise
@@ -97,7 +102,7 @@ class Learnt:
         """Seconds of choices priced by the problem, and the standard deviations of these."""
         rows = np.stack([self._features(each) for each in assignments])
         across = self._alike(rows, self.rows) + self.common
-        mean = self.base + np.array([each.price for each in assignments]) + across @ self.left
+        mean = self.base + self._prices(assignments) + across @ self.left
         sure = np.einsum("ij,ji->i", across, np.linalg.solve(self._known(self.common), across.T))
         own = np.array([self._alike(row[None], row[None])[0, 0] for row in rows]) + self.common
         return mean, np.sqrt(np.maximum(own - sure, 0.0))
@@ -128,7 +133,7 @@ class Learnt:
                     there = np.zeros(len(c.values))
                     there[list(choice.kept)] = c.keep_seconds[list(choice.kept)]
                     there[list(choice.offloaded)] = c.offload_seconds[list(choice.offloaded)]
-                    row += group.times * np.concatenate([again, there])
+                    row += self.problem.runs * group.times * np.concatenate([again, there])
             rows.append(row)
         return np.concatenate(rows)
 

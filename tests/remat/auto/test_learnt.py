@@ -116,6 +116,19 @@ def test_a_loose_budget_finds_the_fastest_level_whatever_is_slow(factors, tells)
     assert found.compiles == len(compiler.asked) <= 6
 
 
+def test_micro_batches_run_the_function_again():
+    once, four = problem(), dataclasses.replace(problem(), runs=4)
+    compiler = Fusing(rest=0.1)
+    assert fitted(once, compiler.forward).groups[0].candidates.seconds == pytest.approx(compiler.truth.seconds)
+    (rest, *products) = compiler.forward
+    again = fitted(four, ((0, 4 * rest[1]), *products))
+    assert again.groups[0].candidates.seconds == pytest.approx(compiler.truth.seconds)
+    tried = [compiler.trial(standard(again)[name]) for name in ("full", "none")]
+    tried = [dataclasses.replace(each, seconds=4 * each.seconds) for each in tried]
+    (mean,), _ = Learnt(again, tried).expected([standard(again)["dots"]])
+    assert mean == pytest.approx(4 * compiler.seconds(standard(again)["dots"]), rel=1e-3)
+
+
 def test_where_the_model_is_right_the_search_ends_early():
     assert fit(problem(), 10**12, Fusing()).compiles <= 4
 
