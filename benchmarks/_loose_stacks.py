@@ -9,8 +9,6 @@ from jax.ad_checkpoint import checkpoint_name
 
 from benchmarks._stacks import Stack, rms_norm
 
-_BF16 = {"dtype": "bfloat16"}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadsFirst(Stack):
@@ -68,16 +66,18 @@ class WideMlp:
         return loss
 
 
-_GPT = {"layer": "gpt", "hidden": 3072, "vocabulary": 32_000, "tied": True, **_BF16}
 LOOSE = {
-    "gpt": HeadsFirst(batch=8, time=1024, width=768, heads=12, kv_heads=12, layers=8, **_GPT),
+    "gpt": HeadsFirst(
+        layer="gpt", batch=8, time=1024, width=768, heads=12, kv_heads=12, hidden=3072, vocabulary=32_000, layers=8,
+        dtype="bfloat16", tied=True,
+    ),
     "llama": Stack(
         layer="llama", batch=16, time=512, width=512, heads=4, kv_heads=2, hidden=1408, vocabulary=512, layers=6,
-        **_BF16,
+        dtype="bfloat16",
     ),
     "mlp": WideMlp(rows=16_384, width=1024, hidden=8192, layers=6),
     "heads64": Stack(
         layer="gpt", batch=8, time=1024, width=512, heads=8, kv_heads=8, hidden=2048, vocabulary=512, layers=6,
-        **_BF16,
+        dtype="bfloat16",
     ),
 }  # fmt: skip

@@ -30,7 +30,7 @@ POLICIES = ("none", *PEERS)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", default="-", metavar="OUT", help='a file, or "-" for stdout')
     parser.add_argument("--cache", type=Path, metavar="FILE", help="JSON file that remembers each policy's compile")
     parser.add_argument("--stacks", default=",".join(LOOSE))
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def row(cells: Cells, name: str, policies: list[str]) -> dict:
     """Ours and the policies' seconds and peaks for a stack."""
-    ours = step_of(name, "none").fit_budget(resolve_target(TARGET).memory_bytes)
+    ours = step_of(name, "none").fit_budget(resolve_target(TARGET).memory_bytes or 0)
     report, decision = ours.report(), ours.decision
     assert decision is not None
     found = {"stack": name, "ours": [report.step_seconds, report.peak_bytes], "compiles": decision.compiles}
@@ -76,7 +76,8 @@ def step_of(name: str, policy: str) -> TrainStep:
     # Within a scan nothing merges a recomputation with its original, so it needs no barrier.
     wrap = (lambda block: block) if policy == "none" else checkpointed(PEERS[policy], prevent_cse=False)
     loss = stack.loss(wrap)
-    workload = Workload(lambda params, batch: loss(params, batch), *stack.shapes(), optax.sgd(0.1))
+    params, batch = stack.shapes()
+    workload = Workload(lambda params, batch: loss(params, batch), params, batch, optax.sgd(0.1))
     return make_train_step(workload, target=TARGET)
 
 

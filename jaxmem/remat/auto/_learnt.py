@@ -47,7 +47,8 @@ def fitted(problem: Problem, forward: ForwardSeconds) -> Problem:
 
     def of(c: Candidates) -> Candidates:
         flops = per_device(c)
-        seconds = [known.get(int(n), mean * n or s) if n else factor * s for n, s in zip(flops, c.seconds, strict=True)]
+        products = [known.get(int(n)) or mean * n or s for n, s in zip(flops, c.seconds, strict=True)]
+        seconds = np.where(flops > 0, np.array(products), factor * c.seconds)
         return dataclasses.replace(c, seconds=np.clip(seconds, _LEAST * c.seconds, _MOST * c.seconds))
 
     groups = tuple(dataclasses.replace(group, candidates=of(group.candidates)) for group in problem.groups)

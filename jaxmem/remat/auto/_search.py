@@ -234,7 +234,8 @@ class Search:
         """The choice that is likely to fit and by which the most seconds are expected to be gained; None if few are."""
         if self.objective != "seconds" or any(t.seconds is None for t in self.fitting):
             return None
-        room, flops = self.corrected(), self.options | {"objective": "flops"}
+        room = self.corrected()
+        flops: dict[str, Any] = self.options | {"objective": "flops"}
         solved = within(self.problem, room, **self.options), within(self.problem, room, **flops)
         proposed = [self.priced(each, self.problem) for each in solved if each]
         return most_promising(self.problem, self.trials, min(self.fitting, key=_seconds), proposed, room)
