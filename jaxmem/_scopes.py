@@ -11,3 +11,6 @@ REMAT_SCOPE = "rematted_computation"
 
 BACKWARD_SCOPE = "transpose("
 """How JAX's scope of everything that the backward pass computes begins."""
+
+FORWARD_SCOPE = "jvp("
+"""How JAX's scope of everything that is differentiated begins; that of its backward pass is within it."""

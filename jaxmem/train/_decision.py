@@ -32,7 +32,8 @@ def step_problem(spec: StepSpec, target: Target, rates: Rates | None = None) -> 
     with on_target(target), plain.entered():
         arguments, shards = plain.loss_arguments(), reduction(plain).shards
         rates = Rates.of(target) if rates is None else rates
-        return build_problem(plain.whole_loss, arguments, {}, rates, argnums=(0,), shards=shards)
+        problem = build_problem(plain.whole_loss, arguments, {}, rates, argnums=(0,), shards=shards)
+        return dataclasses.replace(problem, runs=spec.config.accumulation_steps)
 
 
 def put_back(spec: StepSpec, target: str | Target | None, text: str) -> StepSpec:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _VARIABLE = "JAXMEM_CACHE_DIR"
-_SCHEMA = 2
-_MOST_BYTES = 4096  # of an entry; ours have a few hundred
+_SCHEMA = 3
+_MOST_BYTES = 1 << 16  # of an entry; ours have a few hundred, and some 40 more for each size of a product
 _COMPILERS = (
     "jax jaxlib jaxmem libtpu jax-cuda12-plugin jax-cuda13-plugin jax-cuda12-pjrt jax-cuda13-pjrt "
     "nvidia-cuda-nvcc-cu12 nvidia-cudnn-cu12"
@@ -22,10 +22,13 @@ _SETTINGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 class Peak(NamedTuple):
-    """What a compiler made of a program: bytes, and seconds of a step where it tells."""
+    """What a compiler made of a program: bytes, and where it tells seconds of a step and of its forward pass, as of
+    `analysis.step_time.forward_seconds`.
+    """
 
     peak_bytes: int
     seconds: float | None
+    forward: tuple[tuple[float, float], ...] = ()
 
 
 # By folder and key, what this process put: it needs no second look.
@@ -38,7 +41,7 @@ class Peaks:
     >>> import tempfile
     >>> peaks = Peaks(tempfile.mkdtemp())
     >>> peaks.put("0" * 64, Peak(7, None)), peaks.get("0" * 64), peaks.get("1" * 64)
-    (None, Peak(peak_bytes=7, seconds=None), None)
+    (None, Peak(peak_bytes=7, seconds=None, forward=()), None)
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -82,6 +85,7 @@ class Peaks:
 def _entry(peak: Peak, key: str) -> dict[str, Any]:
     fields = {"schema": _SCHEMA, "versions": dict(versions()), **peak._asdict()}
     said = json.dumps([key, fields], sort_keys=True)
+    fields["forward"] = [list(pair) for pair in peak.forward]  # as JSON reads it back
     return {**fields, "checksum": hashlib.sha256(said.encode()).hexdigest()}
 
 
@@ -94,8 +98,17 @@ def _peak(entry: Any, key: str) -> Peak | None:
         return None
     if seconds is not None and not (type(seconds) is float and math.isfinite(seconds) and seconds > 0):
         return None
-    peak = Peak(size, seconds)
+    forward = entry.get("forward")
+    if not isinstance(forward, list) or not all(map(_is_pair, forward)):
+        return None
+    peak = Peak(size, seconds, tuple(tuple(pair) for pair in forward))
     return peak if entry == _entry(peak, key) else None
+
+
+def _is_pair(entry: Any) -> bool:
+    """Whether it is FLOPs and seconds."""
+    numbers = isinstance(entry, list) and len(entry) == 2 and all(type(n) in (int, float) for n in entry)
+    return numbers and all(math.isfinite(n) and n >= 0 for n in entry)
 
 
 @functools.lru_cache(maxsize=1)

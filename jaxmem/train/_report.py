@@ -16,6 +16,7 @@ from jaxmem.analysis import (
     kinds_by_path,
     peak_and_seconds,
 )
+from jaxmem.analysis.step_time import forward_seconds
 from jaxmem.errors import InputError, RematWarning
 from jaxmem.targets import Target, on_target, resolve_target
 from jaxmem.train._layout import sharding_of
@@ -118,4 +119,5 @@ def compiled_peak(spec: StepSpec, traced: TargetProgram, lowered: jax.stages.Low
             do='Compile for target="cpu" or a chip by its name, or use a share: remat="auto:0.25".',
         )
     spec.known[_COMPILED, target] = traced, known.made
-    return Peak(peak, seconds)
+    module = known.made and known.made.module
+    return Peak(peak, seconds, forward_seconds(module, target.chip) if module is not None and target.chip else ())

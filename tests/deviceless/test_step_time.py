@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem.analysis import hlo_flops
-from jaxmem.analysis.step_time import ChipSpeed, step_time
+from jaxmem.analysis.hlo._parse import parse_hlo
+from jaxmem.analysis.step_time import ChipSpeed, forward_seconds, step_time
+from jaxmem.targets import find_chip
 from tests.deviceless.compiling import compile_on
 
 ROWS, WIDTH = 4096, 2048  # each product of 34 GFLOP moves 42 MB: bound by arithmetic on both chips
@@ -51,6 +53,17 @@ def test_a_scan_of_products_takes_its_flops_at_near_peak_rate(target):
 def test_four_times_the_layers_take_four_times_as_long(target):
     short, long = (step_time(text_of(target, depth), CHIPS[target]).seconds for depth in (16, 64))
     assert long / short == pytest.approx(4, rel=0.15)
+
+
+def test_cycles_of_a_forward_pass_are_told_by_its_products():
+    shapes = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((ROWS, WIDTH), (4, WIDTH, WIDTH)))
+    gradient = jax.grad(lambda x, weights: layers(x, weights).astype(jnp.float32).sum(), argnums=1)
+    found = dict(
+        forward_seconds(parse_hlo(compile_on("tpu-v5e:1x1", gradient, *shapes).as_text()), find_chip("tpu-v5e"))
+    )
+    flops = 2 * ROWS * WIDTH**2
+    assert flops / 197e12 <= found.pop(flops) * 1.02 < 2.5 * flops / 197e12
+    assert list(found) == [0]  # whatever the backward pass multiplies
 
 
 def test_a_megabyte_of_text_takes_no_time_to_read():

@@ -11,12 +11,12 @@ from jaxmem.train._peaks import Peak, Peaks
 
 pytestmark = pytest.mark.once
 
-KEY, PEAK = "a" * 64, Peak(4096, 0.25)
+KEY, PEAK = "a" * 64, Peak(4096, 0.25, ((0, 0.125), (1024, 0.0625)))
 
 
 def changed(**fields) -> str:
     """An entry that was right, with other fields: its checksum does not fit them."""
-    return json.dumps({"schema": 2, "peak_bytes": 4096, "seconds": 0.25, **fields})
+    return json.dumps({"schema": 3, "peak_bytes": 4096, "seconds": 0.25, "forward": [], **fields})
 
 
 DAMAGED = {
@@ -34,6 +34,9 @@ DAMAGED = {
     "negative": changed(peak_bytes=-1).encode(),
     "text": changed(peak_bytes="4096").encode(),
     "fraction": changed(peak_bytes=4096.5).encode(),
+    "no pairs": changed(forward=[[1]]).encode(),
+    "a pair of texts": changed(forward=[["1", "2"]]).encode(),
+    "endless seconds": changed(forward=[[1, float("inf")]]).encode(),
     "huge": changed(peak_bytes=2**64).encode(),
 }
 
@@ -47,12 +50,13 @@ def test_damage_is_done_without_and_mended(tmp_path, text):
     assert peaks.get(KEY) == PEAK
 
 
-@pytest.mark.parametrize("field", ["schema", "versions", "peak_bytes", "seconds", "checksum"])
+@pytest.mark.parametrize("field", ["schema", "versions", "peak_bytes", "seconds", "forward", "checksum"])
 def test_an_entry_that_was_changed_is_no_entry(tmp_path, field):
     peaks, path = Peaks(tmp_path), tmp_path / f"{KEY}.json"
     peaks.put(KEY, PEAK)
     entry = json.loads(path.read_text())
     others = {"schema": 1, "versions": {**entry["versions"], "jaxlib": "0.0.1"}, "peak_bytes": 1, "seconds": None}
+    others["forward"] = [[0, 0.5]]
     path.write_text(json.dumps({**entry, field: {**others, "checksum": "0" * 64}[field]}))
     assert peaks.get(KEY) is None
     path.write_text(json.dumps({**entry, "more": 1}))

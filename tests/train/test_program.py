@@ -12,7 +12,6 @@ from jaxmem.errors import BatchError, InputError
 from jaxmem.remat.auto._assignment import plain
 from jaxmem.targets import resolve_target
 from jaxmem.train._budget import Trials, _Compiler, step_problem
-from jaxmem.train._peaks import Peak
 from jaxmem.train._report import program
 from jaxmem.train._spec import StepSpec
 
@@ -50,7 +49,7 @@ def test_what_auto_finds_is_found_of_the_loss_as_configured(remat, explicit):
 def test_a_program_that_a_budget_compiled_keeps_the_notes_of_its_trace(monkeypatch, tmp_path):
     monkeypatch.setenv("JAXMEM_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("jaxmem.train._report.compiled_program", lambda program, target: program)
-    monkeypatch.setattr("jaxmem.train._report.peak_and_seconds", lambda program, target: Peak(7, None))
+    monkeypatch.setattr("jaxmem.train._report.peak_and_seconds", lambda program, target: (7, None))
 
     def loss(w, x):
         for _ in range(4):

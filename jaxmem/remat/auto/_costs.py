@@ -1,16 +1,19 @@
 """What it costs to run an equation again, and to keep a value: FLOPs, and seconds by a roofline.
 
-A recomputed matrix product takes the longer of its arithmetic and its bytes. Everything elementwise is fused into what
-reads it, so it is priced at a share of the bytes that it would move by itself; views and broadcasts at nearly nothing.
+A recomputed matrix product takes the longer of its bytes and its arithmetic, on a GPU by the tiles of its result.
+Everything elementwise is fused into what reads it, so it is priced at a share of the bytes that it would move by
+itself; views and broadcasts at nearly nothing.
 A kept value is written once and read back once, which on a TPU makes full remat faster than keeping attention scores.
 """
 
 import dataclasses
 import functools
+import math
 
 from jaxmem._jaxpr_costs import COLLECTIVES as COLLECTIVES
 from jaxmem._jaxpr_costs import VIEWS as VIEWS
 from jaxmem._jaxpr_costs import calls_of, product_flops, rule_of
+from jaxmem._product_tiles import busy_share
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.jaxprs import is_value, num_bytes
 
@@ -81,6 +84,7 @@ def equation_cost(eqn, rates: Rates) -> Cost:
         flops = rule.flops(eqn)
         # A kernel is taken to run at half the rate of a library's product.
         ideal = (2 * flops if rule.kind == "kernel" else flops) / rates.matmul(eqn.invars[0].aval.dtype)
+        ideal /= _busy_share(eqn, rates)
         return Cost(flops, max(ideal, memory) + _LAUNCH_SECONDS)
     if calls is not None:
         # Of a conditional the slowest branch counts, since seconds are what a budget minimises; a report of FLOPs
@@ -89,6 +93,18 @@ def equation_cost(eqn, rates: Rates) -> Cost:
     kind = rule.kind if rule is not None else "elementwise"
     share = _VIEW_SHARE if kind == "view" else _FUSED_SHARE
     return Cost(0.0, share * memory + (_LAUNCH_SECONDS if kind == "pass" else _FUSED_SECONDS))
+
+
+def _busy_share(eqn, rates: Rates) -> float:
+    """The share of a GPU that a matrix product keeps busy; of what else there is nothing is known."""
+    if eqn.primitive.name != "dot_general" or rates.multiprocessors is None:
+        return 1.0
+    (contracted, _), (batched, _) = eqn.params["dimension_numbers"]
+    lhs, result = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    batch = math.prod(lhs[d] for d in batched)
+    rows = math.prod(n for d, n in enumerate(lhs) if d not in (*contracted, *batched))
+    columns = math.prod(result) // max(1, batch * rows)
+    return busy_share(batch, rows, columns, rates.multiprocessors) if batch * rows * columns else 1.0
 
 
 def _seconds(cost: Cost) -> float:

@@ -103,6 +103,7 @@ class Problem:
       rates: of the chip.
       program: the function, without what it closes over.
       shards: among how many devices its values are divided.
+      runs: how often the function runs in what is compiled: a step's micro-batches.
 
     Bytes and seconds are those of one device.
     """
@@ -115,6 +116,7 @@ class Problem:
     rates: Rates
     program: Program
     shards: int = 1
+    runs: int = 1
 
     @functools.cached_property
     def _plain_bytes(self) -> tuple[int, int]:

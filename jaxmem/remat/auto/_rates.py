@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from jaxmem.targets import Target, Tiles, find_chip
+from jaxmem.targets import GpuFacts, Target, Tiles, find_chip
+
 
 _REFERENCE = "gpu-h100"  # where no accelerator is named; only ratios of rates decide
 
@@ -19,6 +20,7 @@ class Rates:
         computes and uses them in one pass, which keeping them splits. On a TPU a GPT's layers compile to a faster and
         smaller program with them kept.
       tiles: in which the chip stores values; None where they are dense.
+      multiprocessors: of a GPU, among which a product's tiles are divided; None of other chips.
 
     >>> Rates.of(None).hbm_bytes_per_second > 1e12
     True
@@ -29,6 +31,7 @@ class Rates:
     host_bytes_per_second: float = 2e10
     statistic_passes: float = 1.0
     tiles: Tiles | None = None
+    multiprocessors: int | None = None
 
     @classmethod
     def of(cls, target: Target | None) -> "Rates":
@@ -40,6 +43,7 @@ class Rates:
             host_bytes_per_second=chip.host_bytes_per_second or 2e10,
             statistic_passes=0.0 if target is not None and target.platform == "tpu" else 1.0,
             tiles=target.tiles if target is not None else None,
+            multiprocessors=chip.facts.cores if isinstance(chip.facts, GpuFacts) else None,
         )
 
     def matmul(self, dtype) -> float:

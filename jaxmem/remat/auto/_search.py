@@ -2,15 +2,17 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxmem._units import format_apart
 from jaxmem.errors import BudgetInfeasible
-from jaxmem.remat.auto._assignment import Assignment, assigned, nested, plain, repriced, smallest, standard
+from jaxmem.remat.auto._assignment import Assignment, assigned, plain, repriced, smallest
+from jaxmem.remat.auto._learnt import fitted, quickest
+from jaxmem.remat.auto._levels import most_promising, smallest_levels
 from jaxmem.remat.auto._problem import Problem
-from jaxmem.remat.auto._trial import SAME_PRICE, Fitted, Measured, Trial, alike
-from jaxmem.remat.auto._within import assign, within
+from jaxmem.remat.auto._trial import SAME_PRICE, Fitted, Measured, Trial, alike, room_for
+from jaxmem.remat.auto._within import assign, proven, within
 
 MAX_COMPILES = 6
 REFUSED = 2**63  # the peak of a choice that JAX or the compiler refuses: over every budget
@@ -40,18 +42,24 @@ class Search:
         max_compiles: int,
         earlier: Sequence[Trial],
     ):
-        self.problem, self.budget_bytes, self.measure = problem, budget_bytes, measure
+        self.modelled, self.budget_bytes, self.measure = problem, budget_bytes, measure
         self.objective, self.offload, self.max_compiles = objective, offload, max_compiles
-        self.trials = [
-            dataclasses.replace(t, assignment=repriced(problem, t.assignment, objective=objective)) for t in earlier
-        ]
+        self.problem, self.trials = problem, list(earlier)
+        self.price()
         self.compiles = self.attempts = 0
         self.last = [name for name, at in problem.group_of.items() if problem.groups[at].last]
         self.end = "everything"
 
-    @functools.cached_property
-    def standard(self) -> dict[str, Assignment]:
-        return standard(self.problem, objective=self.objective)
+    def price(self) -> None:
+        """Prices everything by what is known of the compiler's rates."""
+        known = quickest(t.forward for t in self.trials) if self.objective == "seconds" else ()
+        self.problem = fitted(self.modelled, known) if known else self.modelled
+        self.trials = [dataclasses.replace(t, assignment=self.priced(t.assignment, self.problem)) for t in self.trials]
+        for name in ("leasts", "cheapest"):
+            self.__dict__.pop(name, None)
+
+    def priced(self, assignment: Assignment, problem: Problem) -> Assignment:
+        return repriced(problem, assignment, objective=self.objective)
 
     @functools.cached_property
     def leasts(self) -> dict[str, Assignment]:
@@ -114,6 +122,8 @@ class Search:
         self.attempts += 1  # remembered or not, so that what is chosen does not depend on what is remembered
         self.compiles += found.fresh
         self.trials.append(found.trial(assignment))
+        if found.forward:
+            self.price()
         return self.trials[-1]
 
     def run(self, room: float) -> Fitted:
@@ -138,8 +148,9 @@ class Search:
 
     def by_size(self, room: float) -> None:
         """Tries the cheapest choices by the model, whose bytes are corrected by each trial."""
-        least, ceiling = self.leasts[self.end], float("inf")
+        ceiling = float("inf")
         while self.attempts < self.max_compiles:
+            least = self.leasts[self.end]
             if self.similar:
                 room = min(self.corrected(), ceiling)
             found = within(self.problem, room, **self.options)
@@ -206,47 +217,32 @@ class Search:
 
     def others(self) -> None:
         """Tries choices that the model does not prefer, but the compiler may."""
-        timed = all(t.seconds is not None for t in self.fitting)
-        if self.fitting and not (self.objective == "seconds" and timed):
-            return
-        for assignment in self._others():
-            if self.attempts == self.max_compiles:
+        tried = [t for t in map(self.known, self.leasts.values()) if t is not None]
+        least = min(tried, key=lambda t: t.peak_bytes).assignment if tried else None
+        for assignment in () if self.fitting else smallest_levels(self.problem, least, self.objective):
+            if self.fitting or self.attempts == self.max_compiles:
                 break
-            likely = assignment.total_bytes <= self.corrected() or not self.fitting
-            if likely and self.known(assignment) is None:
+            if self.known(assignment) is None:
                 self.attempt(assignment)
+        while self.fitting and self.attempts < self.max_compiles:
+            found = self.promising()
+            if found is None:
+                break
+            self.attempt(found)
 
-    def _others(self) -> Iterator[Assignment]:
-        if self.fitting:
-            yield self.standard["none"]  # where that fits, it is hardly ever beaten
-        yield self.standard["full"]
-        if not self.fitting:
-            tried = filter(None, map(self.known, self.leasts.values()))
-            least = min(tried, key=lambda t: t.peak_bytes).assignment
-            segments = nested(self.problem, least, objective=self.objective)
-            yield from () if segments is None else (segments,)
-        if self.fitting:
-            flops: dict[str, Any] = self.options | {"objective": "flops"}
-            found = within(self.problem, self.corrected(), **flops)
-            if found is not None:
-                yield repriced(self.problem, found, objective=self.objective)
-        yield from (self.standard[name] for name in ("dots_no_batch", "dots", "none"))
+    def promising(self) -> Assignment | None:
+        """The choice that is likely to fit and by which the most seconds are expected to be gained; None if few are."""
+        if self.objective != "seconds" or any(t.seconds is None for t in self.fitting):
+            return None
+        room = self.corrected()
+        flops: dict[str, Any] = self.options | {"objective": "flops"}
+        solved = within(self.problem, room, **self.options), within(self.problem, room, **flops)
+        proposed = [self.priced(each, self.problem) for each in solved if each]
+        return most_promising(self.problem, self.trials, min(self.fitting, key=_seconds), proposed, room)
 
     def corrected(self) -> float:
-        """Modelled bytes whose compiled peak should be just below the budget.
-
-        By interpolation between the trials next to it, else by the error of the model at the nearest trial.
-        """
-        aim = (1 - _MARGIN) * self.budget_bytes
-        similar = self.similar or self.trials
-        below = max((t for t in similar if t.peak_bytes <= aim), key=lambda t: t.peak_bytes, default=None)
-        above = min((t for t in similar if t.peak_bytes > aim), key=lambda t: t.peak_bytes, default=None)
-        if below is not None and above is not None:
-            low, high = below.assignment.total_bytes, above.assignment.total_bytes
-            if low < high:
-                return low + (aim - below.peak_bytes) / (above.peak_bytes - below.peak_bytes) * (high - low)
-        nearest = min(similar, key=lambda t: abs(t.peak_bytes - aim))
-        return aim - (nearest.peak_bytes - nearest.assignment.total_bytes)
+        """Modelled bytes whose compiled peak should be just below the budget."""
+        return room_for((1 - _MARGIN) * self.budget_bytes, self.similar or self.trials)
 
     def result(self) -> Fitted:
         """The best of what fits."""
@@ -261,7 +257,15 @@ class Search:
             )
         by_seconds = self.objective == "seconds" and all(t.seconds is not None for t in fitting)
         worth = lambda t: (t.seconds if by_seconds else t.assignment.price, t.peak_bytes)  # noqa: E731
-        return Fitted(best=min(fitting, key=worth), trials=tuple(self.trials), compiles=self.compiles)
+        best = min(fitting, key=worth)
+        if self.problem is not self.modelled:  # what is said of a choice is by the model's own rates
+            shown = proven(self.modelled, best.assignment, objective=self.objective, offload=self.offload)
+            best = dataclasses.replace(best, assignment=shown)
+        return Fitted(best=best, trials=tuple(self.trials), compiles=self.compiles)
+
+
+def _seconds(trial: Trial) -> float:
+    return float("inf") if trial.seconds is None else trial.seconds
 
 
 def fit(
@@ -278,8 +282,9 @@ def fit(
     """Solves, compiles, corrects the model by what the compiler needed, and solves again.
 
     With the objective "seconds" the compiler's own estimate of a step's seconds decides, where it makes one. Then the
-    compiles that are left go to what JAX's built-in policies keep and to the choice that recomputes the least, as far
-    as these are likely to stay within the budget, and the fastest is taken.
+    model's rates are fitted to it after each compile, and the compiles that are left go where the most seconds are
+    expected to be gained: to cheaper choices by those rates, to what JAX's built-in policies keep, and to other levels
+    of memory, as far as these are likely to stay within the budget. The fastest is taken.
 
     Args:
       problem: the blocks.

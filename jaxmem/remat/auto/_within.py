@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from jaxmem._units import format_apart, format_bytes
 from jaxmem.errors import BudgetInfeasible
-from jaxmem.remat.auto._assignment import Assignment, assignment_of, nested, plain, smallest
+from jaxmem.remat.auto._assignment import Assignment, assignment_of, nested, plain, repriced, smallest
 from jaxmem.remat.auto._candidates import Choice
 from jaxmem.remat.auto._mixtures import mixtures
 from jaxmem.remat.auto._problem import Problem
@@ -110,6 +110,13 @@ def within(
     if end != "everything" or not fits or (found is not None and found.price < everything.price):
         return found
     return everything if found is None else dataclasses.replace(everything, bound=min(found.bound, everything.price))
+
+
+def proven(problem: Problem, assignment: Assignment, *, objective: str, offload: bool) -> Assignment:
+    """The same choices, priced by a problem, with what no choice within as many bytes is cheaper than."""
+    found = repriced(problem, assignment, objective=objective)
+    least = assign(problem, found.total_bytes, objective=objective, offload=offload)
+    return dataclasses.replace(found, bound=0.0 if least is None else min(found.price, least.bound))
 
 
 def within_bytes(problem: Problem, size: int, *, objective: str = "seconds", offload: bool = False) -> Assignment:
