@@ -3,9 +3,15 @@
 `lax.scan` writes what it stacks – its outputs, and what its backward pass reads – into arrays that begin as zeros. All
 zeros of one shape are one constant to XLA, which copies it for each scan; XLA:GPU before JAX 0.12 then makes all of the
 copies in one kernel, before the first of the scans begins. Of blocks that each hold a scan, the stacks of all are alive
-at once, however they are recomputed. Ten blocks of 100 steps, full remat, H100: 2305 MiB of temporaries; apart 245.
+at once, however they are recomputed. H100, full remat, temporaries in MiB (jax 0.10.2), all at once and apart:
 
-So the zeros are made to depend on what the scan is given: a barrier round both. What is computed is the same.
+    ten blocks, each 100 steps                      2305     245
+    eight layers over a sequence                     418     153
+    four LSTM layers of flax (peak)                  377     129
+    two, and four, scans over six layers (peak)  362, 674  290, 458
+
+What the pass does is told by the name of XLA's own, copy_fusion: without it 360 MiB of the first, since one stack of
+zeros stays alive to be copied. So the zeros are made to depend on what the scan is given: a barrier round both. What is computed is the same.
 """
 
 import contextlib
@@ -14,6 +20,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -47,7 +54,7 @@ def _register(platform: str) -> None:
 
 
 def _lowered_apart(default, context, *args, **params):
-    block = ir.InsertionPoint.current.block
+    block = ir.InsertionPoint.current.block  # pyright: ignore[reportAttributeAccessIssue]
     before = len(block.operations)
     outs = default(context, *args, **params)
     if _apart.get():
@@ -59,7 +66,7 @@ def _lowered_apart(default, context, *args, **params):
 
 def _fill_late(loop: ir.Operation) -> None:
     """Makes the constants with which a loop begins depend on its arguments, which are those of a block."""
-    zeros = {i: value.owner for i, value in enumerate(loop.operands) if _is_fill(value, _apart.get())}
+    zeros: dict[int, Any] = {i: value.owner for i, value in enumerate(loop.operands) if _is_fill(value, _apart.get())}
     given = [i for i, value in enumerate(loop.operands) if isinstance(value.owner, ir.Block) and _is_array(value)]
     if not zeros or not given:
         return

@@ -54,9 +54,8 @@ def test_no_bit_of_a_gradient_changes(remat, wrapped):
     params = [jax.random.normal(key, (8, 8)) * 0.3 for key in keys[:4]]
     x = jax.random.normal(keys[4], (4, 8) if wrapped == "plain" else (3, 4, 8))
     plain = jax.jit(lambda *args: fn(*args)).lower(params, x)
-    shapes = frozenset({(32, *x.shape), (32, *x.shape[:-1])})
-    shapes |= frozenset({(32, 4, 8), (32, 4)})
-    with _scan_stacks.apart(shapes):
+    stacks = [(32, 4, 8), (32, 4), (32, 3, 4, 8), (32, 3, 4)]
+    with _scan_stacks.apart(frozenset(stacks)):
         apart = jax.jit(lambda *args: fn(*args)).lower(params, x)
     barriers = [lowered.as_text().count("optimization_barrier") for lowered in (plain, apart)]
     assert barriers[1] > barriers[0]
@@ -104,6 +103,7 @@ def test_it_can_go_when_no_supported_compiler_fills_them_all_at_once():
 
     shape = jax.ShapeDtypeStruct((512, 128), jnp.float32)
     weights = [jax.ShapeDtypeStruct((128, 128), jnp.float32)] * 4
-    temps = compile_on("gpu-h100", jax.grad(loss), weights, shape).memory_analysis().temp_size_in_bytes
+    analysis = compile_on("gpu-h100", jax.grad(loss), weights, shape).memory_analysis()
+    assert analysis is not None
     stacks = 2 * 64 * shape.size * 4  # of one block
-    assert (temps > 3 * stacks) == CONCERNED
+    assert (analysis.temp_size_in_bytes > 3 * stacks) == CONCERNED
