@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxmem import _scan_stacks
 from jaxmem.analysis import check_compiled
 from jaxmem.targets import Target, compile_lowered, on_target, place, refusing_options, resolve_target
 from jaxmem.train._mistakes import blaming
@@ -23,6 +24,26 @@ def jitted(spec: StepSpec) -> Callable:
     here = resolve_target(None)  # it runs here, whatever it is compiled for
     options = spec.compiler_options(here.platform)
     return jax.jit(make_update(settled(spec, here)), donate_argnums=0, compiler_options=options)
+
+
+def run(spec: StepSpec, state: TrainState, batch: Any) -> Any:
+    """The step, run on this machine; the first call compiles it."""
+    step = jitted(spec)
+    if run not in spec.known:
+        here = jax.default_backend()
+        spec.known[run] = _shared(step.trace(state, batch), here) if here == "gpu" else frozenset()
+    with _scan_stacks.apart(spec.known[run]):
+        return step(state, batch)
+
+
+def _lowered(traced: jax.stages.Traced, platform: str) -> jax.stages.Lowered:
+    """A step lowered; every one is lowered here or by `run`, which JAX compiles once for both."""
+    with _scan_stacks.apart(_shared(traced, platform)):
+        return traced.lower()
+
+
+def _shared(traced: jax.stages.Traced, platform: str) -> frozenset:
+    return _scan_stacks.shared(traced.jaxpr.jaxpr, platform)
 
 
 @once
@@ -59,7 +80,7 @@ class TargetProgram:
     def lower(self) -> jax.stages.Lowered:
         """Lowered with the target's platform as default."""
         with on_target(self.target):
-            return self.traced.lower()
+            return _lowered(self.traced, self.target.platform)
 
     @property
     def added(self) -> Any:
@@ -102,7 +123,7 @@ def lower_init(spec: StepSpec, target: Target) -> jax.stages.Lowered:
 def lower(spec: StepSpec, target: str | Target | None) -> jax.stages.Lowered:
     """The step lowered for a target; None is the default backend."""
     if target is None:
-        return trace_here(spec).lower()
+        return _lowered(trace_here(spec), jax.default_backend())
     return trace_for(spec, resolve_target(target)).lower()
 
 
@@ -123,7 +144,7 @@ def compile_here(spec: StepSpec, state: TrainState, batch: Any) -> jax.stages.Co
     with blaming(spec, state, batch), refusing_options(spec.workload.compiler_options):
         placed = spec.put(batch)
         with spec.entered(state, placed):
-            return jitted(spec).lower(state, placed).compile()
+            return _lowered(jitted(spec).trace(state, placed), jax.default_backend()).compile()
 
 
 def content(spec: StepSpec, lowered: jax.stages.Lowered, target: Target) -> str:
