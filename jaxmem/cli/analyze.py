@@ -10,19 +10,8 @@ import typer
 
 from jaxmem._status import stages
 from jaxmem.cli._errors import DOES_NOT_FIT
-from jaxmem.cli._options import (
-    AccumulationSteps,
-    ConfigFile,
-    Debug,
-    File,
-    HtmlOut,
-    JsonOut,
-    PrecisionName,
-    Remat,
-    Settings,
-    Target,
-    build_config,
-)
+from jaxmem.cli._fields import NONE_GIVEN, Fields, sets_fields
+from jaxmem.cli._options import Debug, File, HtmlOut, JsonOut, Settings, Target
 from jaxmem.cli._output import Outputs, clean_stdout
 
 if TYPE_CHECKING:
@@ -38,14 +27,12 @@ def with_options(report: "MemoryReport", settings: Sequence[str]) -> "MemoryRepo
     return dataclasses.replace(report, settings=(*report.settings, *told))
 
 
+@sets_fields()
 def analyze(
     file: File,
     target: Target = None,
-    config: ConfigFile = None,
     settings: Settings = None,
-    accumulation_steps: AccumulationSteps = None,
-    precision: PrecisionName = None,
-    remat: Remat = None,
+    fields: Fields = NONE_GIVEN,
     json_out: JsonOut = None,
     html_out: HtmlOut = None,
     csv_out: Annotated[
@@ -65,7 +52,7 @@ def analyze(
     from jaxmem.cli._environment import start_jax
 
     outputs = Outputs({"--json": json_out, "--html": html_out, "--csv": csv_out, "--trace": trace_out})
-    outputs.check(inputs=(file, config))
+    outputs.check(inputs=(file, fields.path))
     start_jax()
     from jaxmem.analysis._cures import in_shell
     from jaxmem.cli._load import load_workload
@@ -74,15 +61,14 @@ def analyze(
     from jaxmem.train import try_cures
 
     resolve_target(target)  # an unknown name is said before the file runs
-    chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
+    chosen = fields.config()
     with clean_stdout(outputs.to_stdout) as stdout:
         with stages(f"loading {file}") as stage:
             workload = load_workload(file, target=target, settings=settings or ())
             stage("tracing and compiling")
             report = with_options(analyze_workload(workload, chosen, target=target), settings or ())
-            given = {"--config": config, "--accumulation-steps": accumulation_steps, "--precision": precision}
-            pairs = [*given.items(), ("--remat", remat), *(("--set", setting) for setting in settings or ())]
-            options = [(option, shlex.quote(str(value))) for option, value in pairs if value is not None]
+            pairs = [*fields.given(), *(("--set", setting) for setting in settings or ())]
+            options = [(option, shlex.quote(value)) for option, value in pairs]
             tried = None
             if cures:
                 told = lambda row, what: stage(f"{what} {row}")  # noqa: E731

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jaxmem._miscompilations import told
+from jaxmem._settled import WORDS
 from jaxmem._shown import array_type
 from jaxmem.analysis import (
     MemoryReport,
@@ -59,6 +60,8 @@ def program(spec: StepSpec, name: str, target: Target) -> Program:
         refuse_miscompiled=True,
         kind_of=_KIND_OF,
         config=spec.config,
+        settled=spec.settled,
+        generator=_generator(spec),
         notes=(*notes, *traced.notes),
         news=tuple(news),
         gradients=tuple(map(_local_shape, jax.tree.leaves(trainable))),
@@ -73,10 +76,18 @@ def _settings(spec: StepSpec, batch: Any, target: Target) -> dict[str, str]:
     """What a step was made with, in words: its config, the batch, options for the compiler."""
     fields = jax.tree_util.tree_leaves_with_path(dataclasses.asdict(spec.config))
     config = {".".join(str(key.key) for key in path if hasattr(key, "key")): str(leaf) for path, leaf in fields}
+    form = {} if spec.settled is None else dataclasses.asdict(spec.settled)
+    config |= {name: f"auto: {WORDS[name][value]}" for name, value in form.items() if config[name] == "auto"}
     leaves = jax.tree_util.tree_leaves_with_path(batch)[:_MOST_LEAVES]
     shapes = {f"batch{jax.tree_util.keystr(path)}": array_type(leaf) for path, leaf in leaves}
     options = {name: str(value) for name, value in (spec.compiler_options(target.platform) or {}).items()}
     return config | shapes | options
+
+
+def _generator(spec: StepSpec) -> str:
+    """The generator that the step draws with; that of its key, where no other is asked for."""
+    asked = spec.config.generator
+    return str(jax.random.key_impl(spec.rng)) if asked == "given" else asked
 
 
 def _local_shape(leaf: Any) -> tuple[int, ...]:
