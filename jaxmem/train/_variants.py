@@ -12,7 +12,7 @@ from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, InputError, WorkloadError
 from jaxmem.policy import Policy
 from jaxmem.targets import Target, mesh_of, resolve_target, target_at_hand
-from jaxmem.train._budget import spend
+from jaxmem.train._forms import spend
 from jaxmem.train._policies import PolicyVariant, policy_variants
 from jaxmem.train._report import program, report
 from jaxmem.train._spec import StepSpec

@@ -19,7 +19,7 @@ from jaxmem.remat.auto import _solve
 from jaxmem.remat.auto._content import digest
 from jaxmem.targets import resolve_target
 from jaxmem.train import _decision, _report
-from jaxmem.train._budget import spend
+from jaxmem.train._forms import spend
 from jaxmem.train._record import changes, record_of, resumed_step, step_of, stored_decision
 from jaxmem.train._spec import StepSpec
 
