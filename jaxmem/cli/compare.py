@@ -12,7 +12,7 @@ from jaxmem.cli._errors import BAD_INPUT, DOES_NOT_FIT, INTERNAL, explain
 from jaxmem.cli._fields import NONE_GIVEN, Fields, sets_fields, split_list
 from jaxmem.cli._options import Debug, File, HtmlOut, JsonOut, Settings
 from jaxmem.cli._output import Outputs, clean_stdout
-from jaxmem.errors import RematWithoutEffect
+from jaxmem.errors import InputError, RematWithoutEffect
 
 if TYPE_CHECKING:
     from jaxmem.analysis import Comparison
@@ -43,6 +43,13 @@ def compare(
             help="Also run each step here: are its gradients the plain step's, and did bytes move as promised?",
         ),
     ] = False,
+    try_forms: Annotated[
+        bool,
+        typer.Option(
+            "--try-forms",
+            help="Also compile each other order, roll and masks that may win on the target, where they are auto.",
+        ),
+    ] = False,
     json_out: JsonOut = None,
     html_out: HtmlOut = None,
     debug: Debug = False,
@@ -58,6 +65,9 @@ def compare(
 
     outputs = Outputs({"--json": json_out, "--html": html_out})
     outputs.check(inputs=(file, fields.path))
+    if verify and try_forms:
+        do = "Name the forms to verify: --order free,tied."
+        raise InputError(wanted="--verify or --try-forms", got="both", do=do)
     targets = split_list(target, "--target", "different targets, such as cpu,gpu-h100") if target else [None]
     start_jax()
     from jaxmem.analysis import join_comparisons
@@ -78,7 +88,8 @@ def compare(
                 before, total = number * len(variants), len(targets) * len(variants)
                 tell = counted(list(variants), stage, of=f" for {on.name}", before=before, total=total)
                 try:
-                    comparison = compare_configs(variants, workload, target=on, progress=tell, without_effect="refuse")
+                    options = {"without_effect": "refuse", "forms": "try" if try_forms else "settled"}
+                    comparison = compare_configs(variants, workload, target=on, progress=tell, **options)
                 except Exception as error:  # of the first variant, where all are refused
                     problem = explain(error)
                     last = name == targets[-1] and not comparisons

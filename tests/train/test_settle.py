@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from jaxmem import MemoryConfig, Workload, make_train_step
+from jaxmem import MemoryConfig, Workload, compare, make_train_step
 from jaxmem._settled import AS_WRITTEN, WORDS, Settled
 from jaxmem.errors import BudgetInfeasible, DecisionError
 from jaxmem.targets import resolve_target
@@ -137,3 +137,14 @@ def test_a_form_that_cannot_be_traced_is_no_form(levers):
     levers(broken)
     made = _forms.spend_in_forms(StepSpec.of(_workload(), MemoryConfig(remat=f"auto:{budget}")), budget, CPU, {})
     assert made.settled == AS_WRITTEN
+
+
+def test_a_comparison_that_asks_has_a_row_for_each_form_that_may_win(levers):
+    levers(frugal)
+    configs = {"none": MemoryConfig(), "full": MemoryConfig(remat="full", roll=False)}
+    table = compare(configs, _workload(), target="cpu", forms="try")
+    assert [row.name for row in table.rows] == ["none", "none, rolled", "full"]
+    assert [row.roll for row in table.rows] == [False, True, False]
+    assert table["none, rolled"].peak_bytes < table["none"].peak_bytes
+    assert table["none, rolled"].config == table["none"].config == MemoryConfig().to_json()
+    assert len(compare(configs, _workload(), target="cpu").rows) == 2
