@@ -204,6 +204,17 @@ def larger_share(asked: Asked) -> Cure:
     return Cure(python, f"{python} {asked.command('analyze').replace('jaxmem', f'{more} jaxmem', 1)} counts with it.")
 
 
+def tie(asked: Asked) -> Cure:
+    """Against weight gradients that wait: ties, which make them before the backward pass goes on."""
+    numbers = "No number changes."
+    command, configs = asked.command("analyze", order="tied"), asked.configs(order="tied")
+    return Cure(
+        f'Tie them: MemoryConfig(order="tied") makes them before the backward pass goes on. {numbers}',
+        f"Tie them: {command} makes them before the backward pass goes on. {numbers}",
+        configs,
+    )
+
+
 def draw_by_hardware(asked: Asked) -> Cure:
     """Against random bits: a generator that makes them where they are used."""
     numbers = "(other numbers, as random), or drop out a smaller array."
