@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shlex
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,10 @@ from jaxmem.cli._output import Outputs, clean_stdout
 if TYPE_CHECKING:
     from jaxmem.analysis import MemoryReport
 
+# Cures are compiled without being asked for where a compile took at most so long, and no other is begun after so many
+# times what the analysis took.
+_CHEAP_SECONDS, _AGAIN, _MOST_SECONDS = 4.0, 2.0, 10.0
+
 
 def with_options(report: "MemoryReport", settings: Sequence[str]) -> "MemoryReport":
     """A report that tells the options that its file was given, NAME=VALUE each."""
@@ -25,6 +30,12 @@ def with_options(report: "MemoryReport", settings: Sequence[str]) -> "MemoryRepo
     pairs = [text.partition("=") for text in settings]
     told = tuple(Setting(name=f"--set {name.strip()}", value=value.strip()) for name, _, value in pairs)
     return dataclasses.replace(report, settings=(*report.settings, *told))
+
+
+def is_cheap(report: "MemoryReport") -> bool:
+    """Whether its cures are compiled without being asked for: for a CPU or GPU, in seconds."""
+    seconds = report.compile_seconds
+    return report.backend in ("cpu", "gpu") and seconds is not None and seconds <= _CHEAP_SECONDS
 
 
 @sets_fields()
@@ -44,7 +55,11 @@ def analyze(
     ] = None,
     cures: Annotated[
         bool,
-        typer.Option("--cures", help="Also compile what the findings advise, each by itself: its bytes and its time."),
+        typer.Option(
+            "--cures",
+            help="Also compile all that the findings advise, each by itself, and list its bytes and its time. For a "
+            "CPU or GPU what can be compiled in seconds is compiled anyway.",
+        ),
     ] = False,
     debug: Debug = False,
 ):
@@ -58,7 +73,7 @@ def analyze(
     from jaxmem.cli._load import load_workload
     from jaxmem.targets import resolve_target
     from jaxmem.train import analyze as analyze_workload
-    from jaxmem.train import try_cures
+    from jaxmem.train import cured, try_cures
 
     resolve_target(target)  # an unknown name is said before the file runs
     chosen = fields.config()
@@ -66,13 +81,17 @@ def analyze(
         with stages(f"loading {file}") as stage:
             workload = load_workload(file, target=target, settings=settings or ())
             stage("tracing and compiling")
+            start = time.perf_counter()
             report = with_options(analyze_workload(workload, chosen, target=target), settings or ())
+            took = time.perf_counter() - start
             pairs = [*fields.given(), *(("--set", setting) for setting in settings or ())]
             options = [(option, shlex.quote(value)) for option, value in pairs]
             tried = None
-            if cures:
+            if cures or is_cheap(report):
                 told = lambda row, what: stage(f"{what} {row}")  # noqa: E731
-                tried = try_cures(workload, chosen, target=target, report=report, progress=told)
+                most = None if cures else min(_MOST_SECONDS, _AGAIN * took)
+                tried = try_cures(workload, chosen, target=target, report=report, progress=told, within_seconds=most)
+                report = cured(report, tried)
             report = dataclasses.replace(report, findings=in_shell(report.findings, shlex.quote(file), options))
             stage("writing")
         from jaxmem.report import buffers_csv, chrome_trace, html_report, render_comparison, render_report
@@ -85,7 +104,7 @@ def analyze(
         }
         outputs.write(stdout, results)
     outputs.show(
-        render_report(report), *([] if tried is None else ["\nwhat the cures come to", render_comparison(tried)])
+        render_report(report), *(["\nwhat the cures come to", render_comparison(tried)] if tried and cures else [])
     )
     if report.fits == "no":
         raise typer.Exit(DOES_NOT_FIT)
