@@ -17,6 +17,7 @@ from jaxmem.analysis._program import Program, known
 from jaxmem.analysis._records import Setting, StepTime
 from jaxmem.analysis._report import MemoryReport
 from jaxmem.analysis.findings._compiler import without_effect, wrong_numbers
+from jaxmem.analysis.findings._waiting import unrolled_layers
 from jaxmem.analysis.hlo._miscompiled import refusal
 from jaxmem.analysis.hlo._reductions import gradient_reductions
 from jaxmem.analysis.step_time import NOMINAL_CPU, step_time
@@ -132,7 +133,7 @@ def build_report(program: Program, target: Target) -> MemoryReport:
         fits_reason=fits_reason,
         phases=phases,
         capacity_bytes=facts.capacity_bytes,
-        findings=(*wrong, *buffers.pop("findings", ()), *undone),
+        findings=(*wrong, *buffers.pop("findings", ()), *undone, *unrolled_layers(known(program.unrolled), asked)),
         warnings=tuple(dict.fromkeys(messages)),
         notes=tuple(dict.fromkeys(program.news)),
         **buffers,

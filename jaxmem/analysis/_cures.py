@@ -217,6 +217,16 @@ def tie(asked: Asked) -> Cure:
     )
 
 
+def roll(asked: Asked) -> Cure:
+    """Against unrolled layers: one scan, inside the step."""
+    command, configs = asked.command("analyze", roll="rolled"), asked.configs(roll=True)
+    return Cure(
+        "Roll them: MemoryConfig(roll=True) runs them as one scan; parameters keep their form.",
+        f"Roll them: {command} runs them as one scan; parameters keep their form.",
+        configs,
+    )
+
+
 _FENCE = "jax.lax.optimization_barrier round each mask"
 
 

@@ -42,6 +42,8 @@ class Program(Brief, identity=("name", "remat", "shards")):
       config: of a step of jaxmem: what it costs without need is cured by its settings.
       jit: what jits the function, "jax.jit" or "nnx.jit"; `parameters` names its parameters. Empty where it is unknown.
       jaxpr: of the program, or a function that gives it.
+      unrolled: of a step of jaxmem, how many equal layers are unrolled that could run as one scan; or a function that
+        tells.
       gradients: shapes of the gradients on one device, of a step that reduces them.
       shards: devices among which they are reduced.
       gradient_reduction: "once" or "each" micro-batch.
@@ -68,6 +70,7 @@ class Program(Brief, identity=("name", "remat", "shards")):
     jit: str = "jax.jit"
     parameters: tuple[str, ...] = ()
     jaxpr: ClosedJaxpr | Callable[[], ClosedJaxpr] | None = None
+    unrolled: int | Callable[[], int] = 0
     gradients: tuple[tuple[int, ...], ...] = ()
     shards: int = 1
     gradient_reduction: str | None = None

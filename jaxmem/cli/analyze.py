@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Cures are compiled without being asked for where a compile took at most so long, and no other is begun after so many
 # times what the analysis took.
-_CHEAP_SECONDS, _AGAIN, _MOST_SECONDS = 4.0, 2.0, 10.0
+_CHEAP_SECONDS, _AGAIN, _MOST_SECONDS = 5.0, 2.0, 10.0
 
 
 def with_options(report: "MemoryReport", settings: Sequence[str]) -> "MemoryReport":

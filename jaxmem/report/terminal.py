@@ -185,7 +185,7 @@ def _findings(report: MemoryReport) -> list:
         cure, cured = ("" if finding.cure == cured else f"\n→ {finding.cure}"), finding.cure
         about = "about " if finding.estimated else ""
         size = Text(f"{about}{format_bytes(finding.size_bytes)}" if finding.size_bytes else "", style="yellow")
-        proof = (f"\n  {finding.proof}", "green" if finding.tried else "dim") if finding.proof else ""
+        proof = (f"\n{finding.proof}", "green" if finding.tried else "dim") if finding.proof else ""
         made.add_row(size, Text.assemble(finding.title, (cure, "dim"), proof))
     more = len(report.findings) - _FINDINGS
     rest = [Text(f"and {more} more: --json or --html shows them", style="dim")] if more > 0 else []

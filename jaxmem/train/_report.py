@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxmem._blame import is_own_fault
 from jaxmem._miscompilations import told
 from jaxmem._settled import WORDS
 from jaxmem._shown import array_type
@@ -25,6 +26,7 @@ from jaxmem.train._mistakes import blaming
 from jaxmem.train._peaks import Peak
 from jaxmem.train._phases import run_phases
 from jaxmem.train._program import TargetProgram, trace_for
+from jaxmem.train._roll import what_is_rolled
 from jaxmem.train._settle import settled
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._update import LEVERS, idle_settings
@@ -105,7 +107,21 @@ def keep_compiled(spec: StepSpec, target: Target, of: StepSpec) -> None:
 def report(spec: StepSpec, target: str | Target | None) -> MemoryReport:
     """What the compiled step needs on a target."""
     resolved = resolve_target(target)
-    return analyze_program(program(spec, "step", resolved), resolved)
+    made = program(spec, "step", resolved)
+    spec = settled(spec, resolved)
+    if spec.config.roll == "auto" and spec.settled is not None and not spec.settled.roll:
+        made = dataclasses.replace(made, unrolled=lambda: _equal_layers(spec))
+    return analyze_program(made, resolved)
+
+
+def _equal_layers(spec: StepSpec) -> int:
+    """How many layers rolling would run as one scan, the most of one kind."""
+    try:
+        return max((each.count for each in what_is_rolled(spec).layers), default=0)
+    except Exception as error:  # a finding is no reason to fail
+        if is_own_fault(error):
+            raise
+        return 0
 
 
 def compiled_peak(spec: StepSpec, traced: TargetProgram, lowered: jax.stages.Lowered, target: Target) -> Peak:

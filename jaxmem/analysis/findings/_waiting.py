@@ -1,8 +1,8 @@
-"""Weight gradients that could be made at the peak and are made later: what they need waits with them."""
+"""What another form of a step may save: weight gradients that are made late, and layers that are unrolled."""
 
 from collections.abc import Mapping, Sequence
 
-from jaxmem.analysis._cures import Asked, tie
+from jaxmem.analysis._cures import Asked, roll, tie
 from jaxmem.analysis._records import Buffer, Finding
 from jaxmem.analysis.attribution._scopes import parse_scope
 from jaxmem.analysis.findings._words import common, names, within
@@ -11,6 +11,7 @@ from jaxmem.analysis.hlo._types import arrays, parse_shape
 
 _PASSING = ("bitcast", "get-tuple-element", "copy", "tuple", "optimization-barrier", "opt-barrier")
 _AT_HAND = ("parameter", "constant", "iota")
+_FEW = 4  # unrolled layers, or less, are not worth a line
 _CHAIN = 8  # values that only pass another on
 
 
@@ -56,6 +57,20 @@ def waiting_gradients(
             f"{'they are' if len(waiting) > 1 else 'it is'} made of" + within(common([b.layer for b in freed])),
             evidence=names(sorted(freed, key=lambda b: -b.size_bytes)),
             **tie(asked).fields,
+        )
+    ]
+
+
+def unrolled_layers(count: int, asked: Asked) -> list[Finding]:
+    """Equal layers that are unrolled. What a scan of them saves in bytes and time, only a compile tells."""
+    if count < _FEW:
+        return []
+    return [
+        Finding(
+            kind="unrolled",
+            size_bytes=0,
+            title=f"{count} equal layers are unrolled: as one scan they compile faster",
+            **roll(asked).fields,
         )
     ]
 
