@@ -51,7 +51,10 @@ def _told(spec: StepSpec, target: Target) -> Told:
     copy = f"; what is stacked for it takes {stacked} (modelled)" if stacked else ""
     counts = " and ".join(str(each.count) for each in found.layers)
     return Told(
-        news=(f"{counts} equal layers run as {'one scan' if len(found.layers) == 1 else 'scans'}{copy}.", *found.refused)
+        news=(
+            f"{counts} equal layers run as {'one scan' if len(found.layers) == 1 else 'scans'}{copy}.",
+            *found.refused,
+        )
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxmem import MemoryConfig, Workload, WeightedMean, make_train_step
+from jaxmem import MemoryConfig, WeightedMean, Workload, make_train_step
 from jaxmem.remat.blocks import find_blocks
 from jaxmem.remat.roll import rolled
 from jaxmem.targets import resolve_target
@@ -96,7 +96,9 @@ def test_the_cutter_finds_the_body_as_one_block():
 def test_nothing_to_roll_is_said():
     loss = lambda w, x: jnp.mean((x @ w) ** 2)  # noqa: E731
     given = Workload(loss, jnp.ones((D, D)), jnp.ones((ROWS, D)), optax.sgd(0.1))
-    (said,) = [w for w in make_train_step(given, MemoryConfig(roll=True), target="cpu").report().warnings if "roll" in w]
+    (said,) = [
+        w for w in make_train_step(given, MemoryConfig(roll=True), target="cpu").report().warnings if "roll" in w
+    ]
     assert said == "roll=True does nothing: no layers repeat outside of scans."
 
 
@@ -105,7 +107,11 @@ def test_rolling_is_a_rival_where_there_is_something_to_roll():
     for given, config, expected in (
         (workload(unmarked), MemoryConfig(), [True]),
         (workload(unmarked), MemoryConfig(roll=True), []),
-        (Workload(lambda w, x: jnp.mean(x @ w), jnp.ones((D, D)), jnp.ones((2, D)), optax.sgd(0.1)), MemoryConfig(), []),
+        (
+            Workload(lambda w, x: jnp.mean(x @ w), jnp.ones((D, D)), jnp.ones((2, D)), optax.sgd(0.1)),
+            MemoryConfig(),
+            [],
+        ),
     ):
         spec = settled(make_train_step(given, config).spec, target)
         assert [form.roll for form in rivals(spec, target) if form.roll != spec.settled.roll] == expected
