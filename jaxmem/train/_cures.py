@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import time
 
@@ -57,7 +58,10 @@ def try_cures(
     """
     config, start = config or MemoryConfig(), time.perf_counter()
     first = report or analyze(workload, config, target=target)
-    texts = {_changes(config, text): text for finding in first.findings for text in finding.configs}
+    by_finding = [finding.configs for finding in first.findings]
+    if within_seconds is not None:  # one of each before the others
+        by_finding = itertools.zip_longest(*by_finding)
+    texts = {_changes(config, text): text for several in by_finding for text in several if text}
     rows, refused = [dataclasses.replace(first, name=AS_ASKED)], []
     with contextlib.nullcontext(progress) if progress else on_terminal(list(texts)) as tell:
         for name, text in texts.items():
