@@ -256,10 +256,8 @@ class Finding(Brief, identity=("kind", "size_bytes", "title")):
             return "Not compiled: --cures, or try_cures, compiles it."
         good = [f"{each.name} {each.text}" for each in self.tried if each.helps]
         bad = [f"{each.name} {each.text}" for each in self.tried if not each.helps]
-        parts = [
-            *([f"Compiled: {'; '.join(good)}."] if good else []),
-            *([f"No help: {'; '.join(bad)}."] if bad else []),
-        ]
+        parts = [f"{what}: {'; '.join(names)}." for what, names in (("Compiled", good), ("No help", bad)) if names]
+        parts += ["The others are not compiled."] if len({*self.configs}) > len(self.tried) else []
         return " ".join(parts)
 
 

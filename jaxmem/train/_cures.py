@@ -94,7 +94,7 @@ def cured(report: MemoryReport, tried: Comparison) -> MemoryReport:
             if name in rows:
                 found.append(_compared(name, report, rows[name]))
             elif name in refused:
-                found.append(TriedCure(name=name, helps=False, text=f"is refused: {refused[name]}".rstrip(".")))
+                found.append(TriedCure(name=name, helps=False, text="is refused"))
         return dataclasses.replace(finding, tried=tuple(found))
 
     proven = [with_proof(finding) for finding in report.findings]
