@@ -84,6 +84,17 @@ def cured(report: MemoryReport, tried: Comparison) -> MemoryReport:
     Args:
       report: of a step.
       tried: what `try_cures` made of it.
+
+    >>> import jax.numpy as jnp, optax
+    >>> def loss(params, x):
+    ...     for w in params:
+    ...         x = jnp.sin(jnp.tanh(x @ w))
+    ...     return jnp.mean(x**2)
+    >>> workload = Workload(loss, [jnp.ones((64, 64))] * 4, jnp.ones((512, 64)), optax.sgd(0.1))
+    >>> report = analyze(workload, target="cpu")
+    >>> told = cured(report, try_cures(workload, target="cpu", report=report))
+    >>> next(finding.proof for finding in told.findings if finding.kind == "residuals").partition("=full")[0]
+    'Compiled: remat'
     """
     config = MemoryConfig.from_json(report.config)
     rows, refused = {row.name: row for row in tried.rows}, dict(tried.refused)

@@ -48,8 +48,7 @@ def test_a_cure_that_harms_is_not_given():
     after = cured(before, table)
     assert [f.kind for f in after.findings] == ["random_bits", "unrolled", "untried", "words"]
     assert after.notes == (
-        "Not advised, as a compile shows no gain: precision=bfloat16 +10.25 GiB, +228% time; "
-        "remat=dots is refused.",
+        "Not advised, as a compile shows no gain: precision=bfloat16 +10.25 GiB, +228% time; remat=dots is refused.",
     )
     bits, roll, untried, words = (finding.proof for finding in after.findings)
     assert bits == "Compiled: random=fenced −225.3 MiB, −20% time. No help: generator=rbg same peak, same time."
