@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from jaxmem.train import analyze as analyze
     from jaxmem.train import assert_equivalent as assert_equivalent
     from jaxmem.train import compare as compare
+    from jaxmem.train import cured as cured
     from jaxmem.train import make_train_step as make_train_step
     from jaxmem.train import train_loop as train_loop
     from jaxmem.train import try_cures as try_cures
@@ -59,6 +60,7 @@ _NAMES = {
     "analyze": "jaxmem.train",  # train teaches analysis what a Workload is
     "assert_equivalent": "jaxmem.train",
     "compare": "jaxmem.train",
+    "cured": "jaxmem.train",
     "make_train_step": "jaxmem.train",
     "train_loop": "jaxmem.train",
     "try_cures": "jaxmem.train",

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jaxmem._units import format_bytes, format_flops, format_seconds
@@ -23,12 +23,13 @@ class Column:
     Args:
       name: of the field. It ends in `_bytes`, `flops` or `_seconds` where the value has that unit.
       doc: what the field holds, in a sentence or two.
-      provenance: "compiled" or "modelled"; or the field that tells which; empty for what is no number.
+      provenance: "compiled", "modelled" or "measured"; or the field that tells which; empty for what is no number.
       headings: view → heading. A view without one leaves the column out.
       note: what the page says beside the value; a function of the record where it depends on that.
       words: the value in words, from the record; by default `in_words` of it.
       after: the field that this one follows in a list; by default the one declared before it.
       rank: in a table, which may be too wide, columns of low rank come first.
+      where: in a table, the field in which rows must differ for this column to be shown; empty for one that always is.
     """
 
     name: str = ""
@@ -39,21 +40,23 @@ class Column:
     words: Callable[[Any], str] | None = None
     after: str = ""
     rank: int = 99
+    where: str = ""
 
     def text(self, record: Any) -> str:
         """The value in words; a dash where it is unknown."""
         return self.words(record) if self.words else in_words(self.name, getattr(record, self.name))
 
     def provenance_in(self, record: Any) -> str:
-        """Where the value is from: "compiled" or "modelled"."""
+        """Where the value is from: "compiled", "modelled" or "measured"."""
         return getattr(record, self.provenance, self.provenance)
 
 
 def column(doc: str, provenance: str = "", *, default: Any = dataclasses.MISSING, **told: Any) -> Any:
     """A field of a `record`, with what a `Column` says of it and, by view, its headings."""
     headings = {view: told.pop(view) for view in VIEWS if view in told}
+    compare = provenance != "measured"  # two reports of one program are equal, however long each took
     made = Column(doc=doc, provenance=provenance, headings=headings, **told)
-    return dataclasses.field(default=default, metadata={"column": made})
+    return dataclasses.field(default=default, compare=compare, metadata={"column": made})
 
 
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(column,))
@@ -91,6 +94,15 @@ def columns(cls: type, view: str = "") -> tuple[Column, ...]:
     if view.endswith("row"):
         found.sort(key=lambda each: each.rank)
     return tuple(each for each in found if view in each.headings)
+
+
+def table_columns(rows: Sequence[Any], view: str) -> tuple[Column, ...]:
+    """The columns of a table of records, without those that say the same of all of them and need not."""
+
+    def shown(each: Column) -> bool:
+        return not each.where or len({getattr(row, each.where) for row in rows}) > 1
+
+    return tuple(filter(shown, columns(type(rows[0]), view)))
 
 
 def in_words(name: str, value: Any) -> str:

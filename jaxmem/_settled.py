@@ -3,6 +3,14 @@
 import dataclasses
 from typing import Any
 
+WORDS: dict[str, dict[Any, str]] = {
+    "order": {"auto": "order auto", "tied": "tied", "head": "head tied", "free": "free"},
+    "roll": {"auto": "roll auto", True: "rolled", False: "unrolled"},
+    "random": {"auto": "random auto", "fenced": "fenced", "free": "unfenced"},
+    "generator": {"given": "own generator", "rbg": "rbg", "threefry2x32": "threefry2x32"},
+}
+"""By field of `MemoryConfig`: the word for each of its settings and forms, in which no two fields are alike."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settled:
@@ -26,6 +34,22 @@ class Settled:
     def read(cls, fields: dict[str, Any]) -> "Settled":
         """From what `dataclasses.asdict` made; what is missing is the plain form."""
         return cls(**fields)
+
+    def unlike(self, other: "Settled") -> dict[str, Any]:
+        """The fields in which this form is another.
+
+        >>> Settled(roll=True).unlike(Settled(order="tied"))
+        {'order': 'free', 'roll': True}
+        """
+        return {name: value for name, value in dataclasses.asdict(self).items() if value != getattr(other, name)}
+
+    def in_words(self, other: "Settled") -> str:
+        """`unlike` in words.
+
+        >>> Settled(roll=True, random="fenced").in_words(Settled())
+        'rolled, fenced'
+        """
+        return ", ".join(WORDS[name][value] for name, value in self.unlike(other).items())
 
 
 AS_WRITTEN = Settled()

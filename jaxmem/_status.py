@@ -55,8 +55,10 @@ def counted(names: Sequence[str], show: Show, *, of: str = "", before: int = 0, 
     """
 
     def tell(name: str, stage: str) -> None:
-        if stage != "done":
-            show(f"{before + names.index(name) + 1} of {total or len(names)}, {stage} {name}{of}")
+        if stage == "done":
+            return
+        at = f"{before + names.index(name) + 1} of {total or len(names)}, " if name in names else ""  # one more
+        show(f"{at}{stage} {name}{of}")
 
     return tell
 

@@ -32,6 +32,7 @@ from jaxmem.analysis._records import SourceLine as SourceLine
 from jaxmem.analysis._records import StepTime as StepTime
 from jaxmem.analysis._records import Stretch as Stretch
 from jaxmem.analysis._records import Timeline as Timeline
+from jaxmem.analysis._records import TriedCure as TriedCure
 from jaxmem.analysis._report import MemoryReport as MemoryReport
 from jaxmem.analysis._report import report_schema as report_schema
 from jaxmem.analysis.hlo._flops import HloFlops as HloFlops

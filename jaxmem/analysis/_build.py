@@ -17,6 +17,7 @@ from jaxmem.analysis._program import Program, known
 from jaxmem.analysis._records import Setting, StepTime
 from jaxmem.analysis._report import MemoryReport
 from jaxmem.analysis.findings._compiler import without_effect, wrong_numbers
+from jaxmem.analysis.findings._waiting import unrolled_layers
 from jaxmem.analysis.hlo._miscompiled import refusal
 from jaxmem.analysis.hlo._reductions import gradient_reductions
 from jaxmem.analysis.step_time import NOMINAL_CPU, step_time
@@ -115,7 +116,10 @@ def build_report(program: Program, target: Target) -> MemoryReport:
         argument_provenance=facts.argument_provenance,
         saved_residual_bytes=known(program.saved_residual_bytes),
         settings=tuple(Setting(name=name, value=value) for name, value in program.settings.items()),
+        config=program.config.to_json() if program.config else "",
         remat=program.remat,
+        **(dataclasses.asdict(program.settled) if program.settled else {}),
+        generator=program.generator,
         forward_flops=modelled.forward if modelled else None,
         asked_recompute_flops=modelled.recompute if modelled else None,
         flops=made.flops.flops if made.flops else None,
@@ -124,11 +128,12 @@ def build_report(program: Program, target: Target) -> MemoryReport:
         **_reductions(made, program),
         step_seconds=time.seconds if time else None,
         step_time=time,
+        compile_seconds=made.seconds,
         fits=fits,
         fits_reason=fits_reason,
         phases=phases,
         capacity_bytes=facts.capacity_bytes,
-        findings=(*wrong, *buffers.pop("findings", ()), *undone),
+        findings=(*wrong, *buffers.pop("findings", ()), *undone, *unrolled_layers(known(program.unrolled), asked)),
         warnings=tuple(dict.fromkeys(messages)),
         notes=tuple(dict.fromkeys(program.news)),
         **buffers,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,7 @@ class CompiledProgram(Brief, identity=("platform", "how", "said")):
       assignment: where each buffer lies; None where nothing tells.
       how: notes on how it was compiled, where that is not the usual way.
       said: what JAX warned of meanwhile that belongs into a report.
+      seconds: wall time that the compiler took; None where another process, or the user, had it compiled.
     """
 
     compiled: Any = None
@@ -45,6 +47,7 @@ class CompiledProgram(Brief, identity=("platform", "how", "said")):
     assignment: Assignment | None = None
     how: tuple[str, ...] = ()
     said: tuple[str, ...] = ()
+    seconds: float | None = None
 
     @functools.cached_property
     def _flops(self) -> tuple[HloFlops | None, tuple[str, ...]]:
@@ -108,8 +111,10 @@ def compile_program(lowered, target: Target, compiler_options: Mapping[str, Any]
     A compiler that refuses for lack of memory has placed the buffers by then: what it dumped is read.
     """
     with BufferDump(compiler_options, platform=target.platform) as dump:
+        start = time.perf_counter()
         try:
             compiled, notes = compile_noting(lowered, target, dump.options)
+            seconds = time.perf_counter() - start
         except DoesNotFitError as error:
             found = dump.refused()
             text, assignment = found if found else (None, None)
@@ -120,9 +125,10 @@ def compile_program(lowered, target: Target, compiler_options: Mapping[str, Any]
                 text=text,
                 module=_parsed(text),
                 assignment=assignment,
+                seconds=time.perf_counter() - start,
             )
         made = read_compiled(compiled, target.platform, dump)
-        return dataclasses.replace(made, how=(*notes, *made.how))
+        return dataclasses.replace(made, how=(*notes, *made.how), seconds=seconds)
 
 
 def read_compiled(compiled, platform: str, dump: BufferDump | None = None) -> CompiledProgram:

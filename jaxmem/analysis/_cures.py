@@ -206,6 +206,27 @@ def larger_share(asked: Asked) -> Cure:
     return Cure(python, f"{python} {asked.command('analyze').replace('jaxmem', f'{more} jaxmem', 1)} counts with it.")
 
 
+def tie(asked: Asked) -> Cure:
+    """Against weight gradients that wait: ties, which make them before the backward pass goes on."""
+    numbers = "No number changes."
+    command, configs = asked.command("analyze", order="tied"), asked.configs(order="tied")
+    return Cure(
+        f'Tie them: MemoryConfig(order="tied") makes them before the backward pass goes on. {numbers}',
+        f"Tie them: {command} makes them before the backward pass goes on. {numbers}",
+        configs,
+    )
+
+
+def roll(asked: Asked) -> Cure:
+    """Against unrolled layers: one scan, inside the step."""
+    command, configs = asked.command("analyze", roll="rolled"), asked.configs(roll=True)
+    return Cure(
+        "Roll them: MemoryConfig(roll=True) runs them as one scan; parameters keep their form.",
+        f"Roll them: {command} runs them as one scan; parameters keep their form.",
+        configs,
+    )
+
+
 _FENCE = "jax.lax.optimization_barrier round each mask"
 
 

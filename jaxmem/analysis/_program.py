@@ -9,6 +9,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jaxmem._cell import shortening
+from jaxmem._settled import Settled
 from jaxmem._shown import Brief
 from jaxmem.analysis._call import Called
 from jaxmem.analysis._compiled import CompiledProgram, read_compiled
@@ -37,9 +38,12 @@ class Program(Brief, identity=("name", "remat", "shards")):
       saved_names: the names under which values are saved, by the line of source that makes them ("/path/gpt.py:59")
         and their number of elements.
       kind_of: declared kind of an argument from its path ("state.params['w']"), one of `KINDS`; "" where none is.
+      settled: of a step of jaxmem, its form on the target; `generator` of its random numbers.
       config: of a step of jaxmem: what it costs without need is cured by its settings.
       jit: what jits the function, "jax.jit" or "nnx.jit"; `parameters` names its parameters. Empty where it is unknown.
       jaxpr: of the program, or a function that gives it.
+      unrolled: of a step of jaxmem, how many equal layers are unrolled that could run as one scan; or a function that
+        tells.
       gradients: shapes of the gradients on one device, of a step that reduces them.
       shards: devices among which they are reduced.
       gradient_reduction: "once" or "each" micro-batch.
@@ -60,10 +64,13 @@ class Program(Brief, identity=("name", "remat", "shards")):
     remat: str = "none"
     saved_names: Mapping[tuple[str, int], str] | Callable[[], Mapping[tuple[str, int], str]] | None = None
     kind_of: Callable[[str], str] | None = None
+    settled: Settled | None = None
+    generator: str | None = None
     config: MemoryConfig | None = None
     jit: str = "jax.jit"
     parameters: tuple[str, ...] = ()
     jaxpr: ClosedJaxpr | Callable[[], ClosedJaxpr] | None = None
+    unrolled: int | Callable[[], int] = 0
     gradients: tuple[tuple[int, ...], ...] = ()
     shards: int = 1
     gradient_reduction: str | None = None

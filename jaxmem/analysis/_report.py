@@ -1,9 +1,11 @@
 """The record of one analysed program."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from jaxmem._display import column, columns, record
+from jaxmem._settled import WORDS
 from jaxmem._shown import Shown
 from jaxmem._units import format_bytes
 from jaxmem.analysis._fits import Fits
@@ -39,6 +41,11 @@ def _timed(report: "MemoryReport") -> str:
         return "estimate by a roofline"
     filled = f", {time.filled_share:.0%} filled by a roofline" if time.filled_share else ""
     return f"estimate by the compiler's cycles{filled}"
+
+
+def _form(field: str) -> Callable[["MemoryReport"], str]:
+    """A setting of the form in a word; a dash for what is no step."""
+    return lambda report: WORDS[field].get(getattr(report, field), getattr(report, field) or "-")
 
 
 @record
@@ -91,7 +98,20 @@ class MemoryReport(Shown, identity=("name", "target", "peak_bytes", "fits", "pro
         row="residuals*", page_row="residuals*", diff="saved residual", rank=3)
     settings: tuple[Setting, ...] = column(
         "What the program was made with: the fields of the config, the batch, the options of the file.", default=())
+    config: str = column("The step's `MemoryConfig` as JSON, as asked; empty of what is no step.", default="")
     remat: str = column("Name of the rematerialisation setting.", default="none")
+    order: str | None = column(
+        'Of a step, when weight gradients are made: "tied", before the backward pass goes on, or "free".',
+        default=None, row="order", page_row="order", words=_form("order"), where="order", rank=8)
+    roll: bool | None = column(
+        "Of a step, whether repeated unrolled layers are asked to run as one scan.",
+        default=None, row="layers", page_row="layers", words=_form("roll"), where="roll", rank=8)
+    random: str | None = column(
+        'Of a step, whether its masks are "fenced", drawn once and fused into nothing, or "free".',
+        default=None, row="masks", page_row="masks", words=_form("random"), where="random", rank=8)
+    generator: str | None = column(
+        "Of a step, the generator of its random numbers.",
+        default=None, row="generator", page_row="generator", where="generator", rank=8)
     forward_flops: int | None = column(
         "FLOPs of matrix products and convolutions outside the backward pass, over all micro-batches and all devices, "
         "from the trace.", "modelled", default=None,
@@ -117,6 +137,10 @@ class MemoryReport(Shown, identity=("name", "target", "peak_bytes", "fits", "pro
         "Estimated time of a call, that of `step_time`; None where the chip's rates are unknown.", "modelled",
         default=None, terminal="time of a step (estimate)", page="step time", note=_timed,
         row="time~", page_row="step time*", rank=5)
+    compile_seconds: float | None = column(
+        "Wall time that the compiler took for the program, on this machine; reports that differ in it are equal.",
+        "measured", default=None, page="time to compile", note="measured on this machine",
+        row="compile^", page_row="time to compile (measured here)", where="roll", rank=8)
     fits: Fits = column(
         '"yes", "no" or "uncertain"; of a step, whether all phases of a run fit.', row="fits", rank=6)
     fits_reason: str = column("Why, with the reserve assumed.")
@@ -155,7 +179,7 @@ class MemoryReport(Shown, identity=("name", "target", "peak_bytes", "fits", "pro
 
     @property
     def provenances(self) -> dict[str, str]:
-        """Where each number is from: "compiled" or "modelled"."""
+        """Where each number is from: "compiled", "modelled" or "measured"."""
         return {each.name: each.provenance_in(self) for each in columns(type(self)) if each.provenance}
 
     def to_dict(self, *, details: bool = True) -> dict[str, Any]:

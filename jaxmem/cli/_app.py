@@ -11,6 +11,7 @@ from jaxmem._blame import users_frame
 from jaxmem.cli import _environment
 from jaxmem.cli._completion import whole_words
 from jaxmem.cli._errors import DONE, INTERRUPTED, TERMINATED, explain
+from jaxmem.cli._fields import OPTIONS
 from jaxmem.cli._output import discard
 from jaxmem.cli._warnings import plain_warnings
 from jaxmem.cli.analyze import analyze
@@ -43,6 +44,7 @@ EXAMPLES = {
     compare: (
         "jaxmem compare examples/gpt.py",
         "jaxmem compare examples/gpt.py --set batch=64,layers=8 --remat none,dots,auto:0.5 --target cpu,gpu-h100",
+        "jaxmem compare examples/gpt.py --remat full --order free,tied --roll unrolled,rolled",
     ),
     diff: (
         "jaxmem analyze examples/gpt.py --target cpu --json a.json",
@@ -119,7 +121,7 @@ def refuse_repeated(arguments: Sequence[str]) -> None:
     given = [word.partition("=")[0] for word in arguments if word.startswith("--") and len(word) > 2]
     for option in sorted(set(given) - {"--set"}):
         if given.count(option) > 1:
-            lists = arguments[0] == "compare" and option in ("--target", "--remat")
+            lists = arguments[0] == "compare" and option in ("--target", *(e.option for e in OPTIONS if e.takes_list))
             raise InputError(
                 wanted=f"{option} once",
                 got=f"it {given.count(option)} times",

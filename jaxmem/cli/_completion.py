@@ -1,4 +1,4 @@
-"""What a shell offers for Tab: targets, presets, dtypes, and functions of a file. JAX is not imported."""
+"""What a shell offers for Tab: targets, presets, settings, and functions of a file. JAX is not imported."""
 
 import ast
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from jaxmem.policy import PRESETS
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")  # a test holds them equal to those of `config`, which needs JAX
-_BUDGETS = ("auto:0.25", "auto:6GiB")
+REMATS = (*PRESETS, "auto:0.25", "auto:6GiB")
 _SHELL = "_JAXMEM_COMPLETE"  # set by the script that --install-completion writes
 _TABLES = pathlib.Path(__file__).parent.parent / "targets"
 _CHIP = re.compile(r'^        name="(tpu-[^"]+)"|^    _gpu\(\n        "([^"]+)"', re.MULTILINE)
@@ -31,17 +31,7 @@ def targets() -> list[str]:
 
 def complete_target(incomplete: str) -> list[str]:
     """Targets, or the next one of a list."""
-    return _next(incomplete, targets())
-
-
-def complete_remat(incomplete: str) -> list[str]:
-    """Presets and budgets, or the next one of a list."""
-    return _next(incomplete, (*PRESETS, *_BUDGETS))
-
-
-def complete_dtype(incomplete: str) -> list[str]:
-    """Compute dtypes."""
-    return [name for name in DTYPES if name.startswith(incomplete)]
+    return next_of_list(incomplete, targets())
 
 
 def complete_function(incomplete: str) -> list[str]:
@@ -54,9 +44,10 @@ def complete_function(incomplete: str) -> list[str]:
     return [found + os.sep for found in glob.glob(f"{path}*{os.sep}")] + glob.glob(f"{path}*.py")
 
 
-def _next(incomplete: str, known: Iterable[str]) -> list[str]:
-    """
-    >>> _next("cpu,tpu-v5", ["cpu", "tpu-v5e", "tpu-v5p"])
+def next_of_list(incomplete: str, known: Iterable[str]) -> list[str]:
+    """Known names that begin so, each behind what stands before it in a list.
+
+    >>> next_of_list("cpu,tpu-v5", ["cpu", "tpu-v5e", "tpu-v5p"])
     ['cpu,tpu-v5e', 'cpu,tpu-v5p']
     """
     before, comma, last = incomplete.rpartition(",")

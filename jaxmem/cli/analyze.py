@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shlex
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,23 +11,16 @@ import typer
 
 from jaxmem._status import stages
 from jaxmem.cli._errors import DOES_NOT_FIT
-from jaxmem.cli._options import (
-    AccumulationSteps,
-    ConfigFile,
-    Debug,
-    File,
-    HtmlOut,
-    JsonOut,
-    PrecisionName,
-    Remat,
-    Settings,
-    Target,
-    build_config,
-)
+from jaxmem.cli._fields import NONE_GIVEN, Fields, sets_fields
+from jaxmem.cli._options import Debug, File, HtmlOut, JsonOut, Settings, Target
 from jaxmem.cli._output import Outputs, clean_stdout
 
 if TYPE_CHECKING:
     from jaxmem.analysis import MemoryReport
+
+# Cures are compiled without being asked for where a compile took at most so long, and no other is begun after so many
+# times what the analysis took.
+_CHEAP_SECONDS, _AGAIN, _MOST_SECONDS = 5.0, 2.0, 10.0
 
 
 def with_options(report: "MemoryReport", settings: Sequence[str]) -> "MemoryReport":
@@ -38,14 +32,18 @@ def with_options(report: "MemoryReport", settings: Sequence[str]) -> "MemoryRepo
     return dataclasses.replace(report, settings=(*report.settings, *told))
 
 
+def is_cheap(report: "MemoryReport") -> bool:
+    """Whether its cures are compiled without being asked for: for a CPU or GPU, in seconds."""
+    seconds = report.compile_seconds
+    return report.backend in ("cpu", "gpu") and seconds is not None and seconds <= _CHEAP_SECONDS
+
+
+@sets_fields()
 def analyze(
     file: File,
     target: Target = None,
-    config: ConfigFile = None,
     settings: Settings = None,
-    accumulation_steps: AccumulationSteps = None,
-    precision: PrecisionName = None,
-    remat: Remat = None,
+    fields: Fields = NONE_GIVEN,
     json_out: JsonOut = None,
     html_out: HtmlOut = None,
     csv_out: Annotated[
@@ -57,7 +55,11 @@ def analyze(
     ] = None,
     cures: Annotated[
         bool,
-        typer.Option("--cures", help="Also compile what the findings advise, each by itself: its bytes and its time."),
+        typer.Option(
+            "--cures",
+            help="Also compile all that the findings advise, each by itself, and list its bytes and its time. For a "
+            "CPU or GPU what can be compiled in seconds is compiled anyway.",
+        ),
     ] = False,
     debug: Debug = False,
 ):
@@ -65,28 +67,31 @@ def analyze(
     from jaxmem.cli._environment import start_jax
 
     outputs = Outputs({"--json": json_out, "--html": html_out, "--csv": csv_out, "--trace": trace_out})
-    outputs.check(inputs=(file, config))
+    outputs.check(inputs=(file, fields.path))
     start_jax()
     from jaxmem.analysis._cures import in_shell
     from jaxmem.cli._load import load_workload
     from jaxmem.targets import resolve_target
     from jaxmem.train import analyze as analyze_workload
-    from jaxmem.train import try_cures
+    from jaxmem.train import cured, try_cures
 
     resolve_target(target)  # an unknown name is said before the file runs
-    chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
+    chosen = fields.config()
     with clean_stdout(outputs.to_stdout) as stdout:
         with stages(f"loading {file}") as stage:
             workload = load_workload(file, target=target, settings=settings or ())
             stage("tracing and compiling")
+            start = time.perf_counter()
             report = with_options(analyze_workload(workload, chosen, target=target), settings or ())
-            given = {"--config": config, "--accumulation-steps": accumulation_steps, "--precision": precision}
-            pairs = [*given.items(), ("--remat", remat), *(("--set", setting) for setting in settings or ())]
-            options = [(option, shlex.quote(str(value))) for option, value in pairs if value is not None]
+            took = time.perf_counter() - start
+            pairs = [*fields.given(), *(("--set", setting) for setting in settings or ())]
+            options = [(option, shlex.quote(value)) for option, value in pairs]
             tried = None
-            if cures:
+            if cures or is_cheap(report):
                 told = lambda row, what: stage(f"{what} {row}")  # noqa: E731
-                tried = try_cures(workload, chosen, target=target, report=report, progress=told)
+                most = None if cures else min(_MOST_SECONDS, _AGAIN * took)
+                tried = try_cures(workload, chosen, target=target, report=report, progress=told, within_seconds=most)
+                report = cured(report, tried)
             report = dataclasses.replace(report, findings=in_shell(report.findings, shlex.quote(file), options))
             stage("writing")
         from jaxmem.report import buffers_csv, chrome_trace, html_report, render_comparison, render_report
@@ -99,7 +104,7 @@ def analyze(
         }
         outputs.write(stdout, results)
     outputs.show(
-        render_report(report), *([] if tried is None else ["\nwhat the cures come to", render_comparison(tried)])
+        render_report(report), *(["\nwhat the cures come to", render_comparison(tried)] if tried and cures else [])
     )
     if report.fits == "no":
         raise typer.Exit(DOES_NOT_FIT)

@@ -1,6 +1,5 @@
 """`jaxmem compare`: one training step under several remat presets, side by side."""
 
-import dataclasses
 import json
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -8,30 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jaxmem._status import counted, stages
-from jaxmem.cli._completion import complete_remat, complete_target
+from jaxmem.cli._completion import complete_target
 from jaxmem.cli._errors import BAD_INPUT, DOES_NOT_FIT, INTERNAL, explain
-from jaxmem.cli._options import (
-    AccumulationSteps,
-    ConfigFile,
-    Debug,
-    File,
-    HtmlOut,
-    JsonOut,
-    PrecisionName,
-    Settings,
-    build_config,
-)
+from jaxmem.cli._fields import NONE_GIVEN, Fields, sets_fields, split_list
+from jaxmem.cli._options import Debug, File, HtmlOut, JsonOut, Settings
 from jaxmem.cli._output import Outputs, clean_stdout
 from jaxmem.errors import InputError, RematWithoutEffect
-from jaxmem.policy import PRESETS
 
 if TYPE_CHECKING:
     from jaxmem.analysis import Comparison
     from jaxmem.train import Verification
 
-DEFAULT_PRESETS = "none,full,dots,dots_no_batch"
 
-
+@sets_fields(several=True)
 def compare(
     file: File,
     target: Annotated[
@@ -46,25 +34,20 @@ def compare(
             autocompletion=complete_target,
         ),
     ] = None,
-    remat: Annotated[
-        str,
-        typer.Option(
-            "--remat",
-            metavar="LIST",
-            help=f"Presets, separated by commas, in the order of the rows; of {', '.join(PRESETS)}. Budgets too: "
-            "auto:6GiB bounds the compiled peak, auto:0.25 the share of residuals that is kept.",
-            autocompletion=complete_remat,
-        ),
-    ] = DEFAULT_PRESETS,
-    config: ConfigFile = None,
     settings: Settings = None,
-    accumulation_steps: AccumulationSteps = None,
-    precision: PrecisionName = None,
+    fields: Fields = NONE_GIVEN,
     verify: Annotated[
         bool,
         typer.Option(
             "--verify",
             help="Also run each step here: are its gradients the plain step's, and did bytes move as promised?",
+        ),
+    ] = False,
+    try_forms: Annotated[
+        bool,
+        typer.Option(
+            "--try-forms",
+            help="Also compile each other order, roll and masks that may win on the target, where they are auto.",
         ),
     ] = False,
     json_out: JsonOut = None,
@@ -81,8 +64,10 @@ def compare(
     from jaxmem.cli._environment import start_jax
 
     outputs = Outputs({"--json": json_out, "--html": html_out})
-    outputs.check(inputs=(file, config))
-    names = split_list(remat, "--remat", f"different presets, such as {DEFAULT_PRESETS}")
+    outputs.check(inputs=(file, fields.path))
+    if verify and try_forms:
+        do = "Name the forms to verify: --order free,tied."
+        raise InputError(wanted="--verify or --try-forms", got="both", do=do)
     targets = split_list(target, "--target", "different targets, such as cpu,gpu-h100") if target else [None]
     start_jax()
     from jaxmem.analysis import join_comparisons
@@ -93,8 +78,7 @@ def compare(
 
     for name in targets:
         resolve_target(name)  # an unknown name is said before the file runs
-    base = build_config(config, accumulation_steps=accumulation_steps, precision=precision)
-    variants = {name: dataclasses.replace(base, remat=name) for name in names}
+    variants = fields.variants()
     comparisons, verified = [], []
     with clean_stdout(outputs.to_stdout) as stdout:
         with stages(f"loading {file}") as stage:
@@ -102,9 +86,10 @@ def compare(
                 workload = load_workload(file, target=name, settings=settings or ())
                 on = target_for(workload, runs=verify) if name is None else resolve_target(name)
                 before, total = number * len(variants), len(targets) * len(variants)
-                tell = counted(names, stage, of=f" for {on.name}", before=before, total=total)
+                tell = counted(list(variants), stage, of=f" for {on.name}", before=before, total=total)
                 try:
-                    comparison = compare_configs(variants, workload, target=on, progress=tell, without_effect="refuse")
+                    options = {"without_effect": "refuse", "forms": "try" if try_forms else "settled"}
+                    comparison = compare_configs(variants, workload, target=on, progress=tell, **options)
                 except Exception as error:  # of the first variant, where all are refused
                     problem = explain(error)
                     last = name == targets[-1] and not comparisons
@@ -154,21 +139,3 @@ def _to_json(comparison: "Comparison", verified: list["Verification"]) -> str:
     for row, found in zip(table["rows"], verified, strict=True):
         row["verification"] = found.to_dict()
     return json.dumps(table, indent=2)
-
-
-def split_list(text: str, option: str, wanted: str) -> list[str]:
-    """The names of a comma-separated list; an empty or a repeated one is refused.
-
-    >>> split_list("none, full", "--remat", "presets")
-    ['none', 'full']
-    """
-    names = [name.strip() for name in text.split(",")]
-    empty = any(len(name.split()) != 1 for name in names)
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if empty or repeated:
-        raise InputError(
-            wanted=f"{option} to be a list of {wanted}",
-            got=repr(text) if empty else f"{', '.join(repeated)} more than once",
-            do="Separate them by commas, and name each once.",
-        )
-    return names

@@ -1,27 +1,16 @@
 """`jaxmem residuals`: what the forward pass keeps for the backward pass, value by value."""
 
 from jaxmem._status import stages
-from jaxmem.cli._options import (
-    AccumulationSteps,
-    ConfigFile,
-    Debug,
-    File,
-    JsonOut,
-    PrecisionName,
-    Remat,
-    Settings,
-    build_config,
-)
+from jaxmem.cli._fields import NONE_GIVEN, Fields, sets_fields
+from jaxmem.cli._options import Debug, File, JsonOut, Settings
 from jaxmem.cli._output import Outputs, clean_stdout
 
 
+@sets_fields()
 def residuals(
     file: File,
-    config: ConfigFile = None,
     settings: Settings = None,
-    accumulation_steps: AccumulationSteps = None,
-    precision: PrecisionName = None,
-    remat: Remat = None,
+    fields: Fields = NONE_GIVEN,
     json_out: JsonOut = None,
     debug: Debug = False,
 ):
@@ -29,12 +18,12 @@ def residuals(
     from jaxmem.cli._environment import start_jax
 
     outputs = Outputs({"--json": json_out})
-    outputs.check(inputs=(file, config))
+    outputs.check(inputs=(file, fields.path))
     start_jax()
     from jaxmem.cli._load import load_workload
     from jaxmem.train import make_train_step
 
-    chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
+    chosen = fields.config()
     with clean_stdout(outputs.to_stdout) as stdout:
         with stages(f"loading {file}") as stage:
             step = make_train_step(load_workload(file, settings=settings or ()), chosen)

@@ -9,23 +9,16 @@ import typer
 from jaxmem._status import stages
 from jaxmem.cli._environment import start_jax
 from jaxmem.cli._errors import INTERRUPTED, TERMINATED
+from jaxmem.cli._fields import NONE_GIVEN, Fields, sets_fields
 from jaxmem.cli._hosts import Coordinator, NumProcesses, ProcessId, agree_on_command, joined, say_where
-from jaxmem.cli._options import (
-    AccumulationSteps,
-    ConfigFile,
-    Debug,
-    File,
-    PrecisionName,
-    Remat,
-    Settings,
-    build_config,
-)
+from jaxmem.cli._options import Debug, File, Settings
 from jaxmem.cli._output import STDOUT, OutputError, Outputs
 from jaxmem.errors import InputError
 
 STOPS = {"interrupted": INTERRUPTED, "terminated": TERMINATED}
 
 
+@sets_fields()
 def train(
     file: File,
     steps: Annotated[
@@ -38,11 +31,8 @@ def train(
             show_default=False,
         ),
     ],
-    config: ConfigFile = None,
     settings: Settings = None,
-    accumulation_steps: AccumulationSteps = None,
-    precision: PrecisionName = None,
-    remat: Remat = None,
+    fields: Fields = NONE_GIVEN,
     metrics: Annotated[
         str | None, typer.Option("--metrics", metavar="OUT.jsonl", help="Write metrics as JSON lines.")
     ] = None,
@@ -92,7 +82,7 @@ def train(
         raise OutputError(wanted="--metrics to name a file", got="-", do="Metrics are not written to stdout.")
     _need_folder(checkpoint_dir, {"--save-every": save_every, "--keep": keep, "--cast": cast})
     _keep_apart(metrics, checkpoint_dir)
-    Outputs({"--metrics": metrics}).check(inputs=(file, config))
+    Outputs({"--metrics": metrics}).check(inputs=(file, fields.path))
     with joined(coordinator, num_processes, process_id):
         start_jax()
         import jax
@@ -107,7 +97,7 @@ def train(
 
         key = None if seed is None else jax.random.key(seed)
 
-        chosen = build_config(config, accumulation_steps=accumulation_steps, precision=precision, remat=remat)
+        chosen = fields.config()
         with stages(f"loading {file}"):
             workload = load_workload(file, settings=settings or ())
             data = training_data(workload)

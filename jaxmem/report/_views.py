@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxmem._display import columns
+from jaxmem._display import columns, table_columns
 from jaxmem._units import format_bytes, format_flops, format_seconds, format_share
 from jaxmem.analysis import KINDS, Comparison, MemoryReport
 from jaxmem.report._page import in_order
@@ -137,7 +137,7 @@ def facts(report: MemoryReport) -> list[Number]:
 def comparison_view(rows: Sequence[MemoryReport]) -> dict[str, Any]:
     """The variants with bars on one scale, and every kind that one of them has."""
     scale = max([*(row.peak_bytes or 0 for row in rows), 1])
-    shown = columns(type(rows[0]), "page_row")
+    shown = table_columns(rows, "page_row")
     kinds = in_order(kind for row in rows for kind, size in row.by_kind if size > 0)
     known = [row.peak_bytes for row in rows if row.peak_bytes is not None]
     return {
@@ -163,7 +163,8 @@ def said_of(rows: Sequence[MemoryReport], field: str) -> list[tuple[str, str]]:
     for row in rows:
         for sentence in getattr(row, field):
             said.setdefault(sentence, []).append(row.name)
-    return [(sentence, "" if len(of) == len(rows) else ", ".join(of)) for sentence, of in said.items()]
+    between = "; " if any("," in row.name for row in rows) else ", "
+    return [(sentence, "" if len(of) == len(rows) else between.join(of)) for sentence, of in said.items()]
 
 
 def frontier_points(comparison: Comparison) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from jaxmem._display import columns
+from jaxmem._display import table_columns
 from jaxmem._units import format_bytes, format_share
 from jaxmem.analysis import Comparison, MemoryReport
 from jaxmem.report._views import label, numbers, other_phases, said_of
@@ -140,7 +140,7 @@ class Columns:
 
 def _of_rows(rows: Sequence[MemoryReport]) -> Columns:
     """One line a variant."""
-    cells = [(each.headings["row"], [each.text(row) for row in rows]) for each in columns(type(rows[0]), "row")]
+    cells = [(each.headings["row"], [each.text(row) for row in rows]) for each in table_columns(rows, "row")]
     styled = [(heading, [Text(cell, style=_FITS_STYLE.get(cell, "")) for cell in texts]) for heading, texts in cells]
     return Columns(("variant", [Text(row.name) for row in rows]), styled)
 
@@ -185,7 +185,8 @@ def _findings(report: MemoryReport) -> list:
         cure, cured = ("" if finding.cure == cured else f"\n→ {finding.cure}"), finding.cure
         about = "about " if finding.estimated else ""
         size = Text(f"{about}{format_bytes(finding.size_bytes)}" if finding.size_bytes else "", style="yellow")
-        made.add_row(size, Text.assemble(finding.title, (cure, "dim")))
+        proof = (f"\n{finding.proof}", "green" if finding.tried else "dim") if finding.proof else ""
+        made.add_row(size, Text.assemble(finding.title, (cure, "dim"), proof))
     more = len(report.findings) - _FINDINGS
     rest = [Text(f"and {more} more: --json or --html shows them", style="dim")] if more > 0 else []
     return [Text("\nwhat costs bytes", style="bold"), made, *rest]
@@ -207,6 +208,8 @@ def _verdicts(rows: Sequence[MemoryReport]) -> Iterable[Text]:
 
 def _notes(rows: Sequence[MemoryReport]) -> list:
     said = "\n* modelled from the trace; the rest is from the compiler. Times are estimates."
+    if any("^" in each.headings["row"] for each in table_columns(rows, "row")):
+        said += "\n^ measured on this machine."
     legend = Text(said, style="dim")
     made = _grid("left")
     for mark, style, field in (("!", "yellow", "warnings"), ("·", "dim", "notes")):

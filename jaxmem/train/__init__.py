@@ -1,5 +1,6 @@
 """From a workload and a config to a jitted step, its state, and the loop."""
 
+from jaxmem.train._cures import cured as cured
 from jaxmem.train._cures import try_cures as try_cures
 from jaxmem.train._equivalent import Equivalence as Equivalence
 from jaxmem.train._equivalent import assert_equivalent as assert_equivalent
@@ -27,6 +28,7 @@ __all__ = [
     "analyze",
     "assert_equivalent",
     "compare",
+    "cured",
     "make_train_step",
     "target_for",
     "train_loop",

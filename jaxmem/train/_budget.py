@@ -19,14 +19,11 @@ from jaxmem.remat.auto import (
     Trial,
     fit,
     in_the_way,
-    within_share,
 )
 from jaxmem.targets import Target, resolve_target
-from jaxmem.train._decision import decided_by_one, step_problem
 from jaxmem.train._peaks import Peaks
 from jaxmem.train._program import TargetProgram, content, trace_for
 from jaxmem.train._report import compiled_peak, keep_compiled
-from jaxmem.train._settle import settled
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._update import abstract_arguments
 
@@ -36,47 +33,23 @@ _UNSEEN = " XLA:CPU as it runs hides what rematerialisation saves; target='cpu',
 
 @dataclasses.dataclass
 class Trials:
-    """Shared by all budgets of a step on a target, so that a larger one never gets a worse choice than a smaller one.
+    """Shared by all budgets of a step in one form on a target: a larger one never gets a worse choice than a smaller.
 
     Args:
       problem: the step's blocks.
       made: what was compiled, or remembered, for any of them.
       programs: the content of the step's program by the choice, as of `_same`.
+      compiles: how many programs were compiled for them.
     """
 
     problem: Problem
     made: list[Trial] = dataclasses.field(default_factory=list)
     programs: dict[tuple, str] = dataclasses.field(default_factory=dict)
+    compiles: int = 0
 
     def allowed(self, offload: bool) -> list[Trial]:
         """The trials of choices that need no host memory, where there shall be none."""
         return [trial for trial in self.made if offload or not trial.assignment.host_bytes]
-
-
-def spend(spec: StepSpec, target: str | Target | None) -> StepSpec:
-    """A spec with its remat budget spent: a share of the residuals by the model, bytes by the compiled peak.
-
-    Among several processes one solves.
-
-    Raises:
-      BudgetInfeasible: naming the smallest peak reached.
-    """
-    budget = spec.config.budget
-    if budget is None:
-        return spec
-    resolved = resolve_target(target)
-    spec = settled(spec, resolved)
-
-    def solved() -> StepSpec:
-        problem = step_problem(spec, resolved)
-        if budget.share is None:
-            return spend_bytes(spec, budget.bytes or 0, resolved, Trials(problem))
-        assignment = within_share(problem, budget.share)
-        form = spec.settled or AS_WRITTEN
-        plan = ResidualPlan(problem=problem, assignment=assignment, target=resolved.name, settled=form)
-        return spec.with_decision(plan)
-
-    return decided_by_one(spec, resolved, solved)
 
 
 def spend_bytes(
@@ -87,10 +60,14 @@ def spend_bytes(
     *,
     offload: bool = False,
     max_compiles: int = MAX_COMPILES,
+    start_bytes: int | None = None,
 ) -> StepSpec:
-    """As `remat.fit_budget`; reads the trials that were made, and adds to them.
+    """As `remat.fit_budget`, in one form; reads the trials that were made, and adds to them.
 
     What is decided, and what is refused, rests on a program that this process compiled.
+
+    Args:
+      start_bytes: what the program needs beside what its choice counts; None where only its arguments are known.
     """
     # A TPU's compiler refuses what is larger than the device, whatever the budget.
     room = target.memory_bytes if target.deviceless and target.platform == "tpu" else None
@@ -104,7 +81,7 @@ def spend_bytes(
                 limit,
                 compiler.measure,
                 offload=offload,
-                start_bytes=arguments // target.device_count,
+                start_bytes=arguments // target.device_count if start_bytes is None else start_bytes,
                 max_compiles=max_compiles,
                 earlier=trials.allowed(offload),
             )
@@ -154,6 +131,7 @@ class _Compiler:
                     return Measured(**found._asdict(), fresh=False, confirmed=own is not None)
                 _logger.info("budget trial %d%s", *self._so_far())
                 self.compiles += 1
+                self.trials.compiles += 1
                 peak = compiled_peak(spec, traced, lowered, self.target)
         except Exception as error:
             if is_own_fault(error) or isinstance(error, JaxmemError):

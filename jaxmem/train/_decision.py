@@ -8,6 +8,7 @@ import jax
 from jaxmem._blame import warn
 from jaxmem._processes import conversation
 from jaxmem._units import format_bytes
+from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, DecisionError, SettingWarning
 from jaxmem.remat.auto import Problem, Rates, ResidualPlan, Stored, build_problem, smallest, versions
 from jaxmem.targets import Target, on_target, resolve_target
@@ -44,7 +45,7 @@ def put_back(spec: StepSpec, target: str | Target | None, text: str) -> StepSpec
 
     Raises:
       ConfigError: the spec's remat setting is a policy; or the decision's peak is over the spec's budget.
-      DecisionError: the text is none, is over the spec's share, or was written for other blocks.
+      DecisionError: the text is none, is over the spec's share, or was written for other blocks or another form.
     """
     budget = spec.config.budget
     if budget is None and spec.config.remat != "none":
@@ -54,6 +55,7 @@ def put_back(spec: StepSpec, target: str | Target | None, text: str) -> StepSpec
             do="Leave the decision out, or the policy.",
         )
     stored, resolved = Stored.read(text), resolve_target(target)
+    _check_form(spec.config, stored)
     plan = ResidualPlan.of_stored(stored, step_problem(spec.in_form(stored.settled), resolved, stored.rates))
     made = spec.in_form(stored.settled).with_decision(plan)
     if budget is not None and budget.share:
@@ -74,6 +76,17 @@ def put_back(spec: StepSpec, target: str | Target | None, text: str) -> StepSpec
     peak = format_bytes(plan.peak_bytes)
     _not_proven(f"was compiled {unlike}: that its peak is {peak} here, too,")
     return spec.with_decision(dataclasses.replace(plan, peak_bytes=None, program=None))
+
+
+def _check_form(config: MemoryConfig, stored: Stored) -> None:
+    for field, made in dataclasses.asdict(stored.settled).items():
+        asked = getattr(config, field)
+        if asked not in ("auto", made):
+            raise DecisionError(
+                wanted=f"a decision for a step with {field}={asked!r}",
+                got=f"one for {field}={made!r}",
+                do=f'Leave {field} at "auto", or leave the decision out, so that this one is spent.',
+            )
 
 
 def _check_share(plan: ResidualPlan, share: float) -> None:

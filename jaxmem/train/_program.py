@@ -22,8 +22,16 @@ from jaxmem.train._update import abstract_arguments, abstract_state, make_update
 def jitted(spec: StepSpec) -> Callable:
     """`step(state, batch) -> (state, metrics)` for this machine, with `state` donated."""
     here = resolve_target(None)  # it runs here, whatever it is compiled for
-    options = spec.compiler_options(here.platform)
-    return jax.jit(make_update(settled(spec, here)), donate_argnums=0, compiler_options=options)
+    return _jitted_in_form(settled(spec, here), here.platform)
+
+
+def _jitted_in_form(spec: StepSpec, platform: str) -> Callable:
+    """One function for a spec, settled here or before, so that it is compiled once."""
+    key = (_jitted_in_form, platform)
+    if key not in spec.known:
+        options = spec.compiler_options(platform)
+        spec.known[key] = jax.jit(make_update(spec), donate_argnums=0, compiler_options=options)
+    return spec.known[key]
 
 
 def run(spec: StepSpec, state: TrainState, batch: Any) -> Any:

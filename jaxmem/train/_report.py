@@ -7,7 +7,9 @@ from typing import Any
 import jax
 
 from jaxmem import _scan_stacks
+from jaxmem._blame import is_own_fault
 from jaxmem._miscompilations import told
+from jaxmem._settled import WORDS
 from jaxmem._shown import array_type
 from jaxmem.analysis import (
     MemoryReport,
@@ -26,6 +28,7 @@ from jaxmem.train._mistakes import blaming
 from jaxmem.train._peaks import Peak
 from jaxmem.train._phases import run_phases
 from jaxmem.train._program import TargetProgram, trace_for
+from jaxmem.train._roll import what_is_rolled
 from jaxmem.train._settle import settled
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._update import LEVERS, idle_settings
@@ -63,6 +66,8 @@ def program(spec: StepSpec, name: str, target: Target) -> Program:
         refuse_miscompiled=True,
         kind_of=_KIND_OF,
         config=spec.config,
+        settled=spec.settled,
+        generator=_generator(spec),
         notes=(*notes, *traced.notes),
         news=tuple(news),
         gradients=tuple(map(_local_shape, jax.tree.leaves(trainable))),
@@ -77,10 +82,18 @@ def _settings(spec: StepSpec, batch: Any, target: Target) -> dict[str, str]:
     """What a step was made with, in words: its config, the batch, options for the compiler."""
     fields = jax.tree_util.tree_leaves_with_path(dataclasses.asdict(spec.config))
     config = {".".join(str(key.key) for key in path if hasattr(key, "key")): str(leaf) for path, leaf in fields}
+    form = {} if spec.settled is None else dataclasses.asdict(spec.settled)
+    config |= {name: f"auto: {WORDS[name][value]}" for name, value in form.items() if config[name] == "auto"}
     leaves = jax.tree_util.tree_leaves_with_path(batch)[:_MOST_LEAVES]
     shapes = {f"batch{jax.tree_util.keystr(path)}": array_type(leaf) for path, leaf in leaves}
     options = {name: str(value) for name, value in (spec.compiler_options(target.platform) or {}).items()}
     return config | shapes | options
+
+
+def _generator(spec: StepSpec) -> str:
+    """The generator that the step draws with; that of its key, where no other is asked for."""
+    asked = spec.config.generator
+    return str(jax.random.key_impl(spec.rng)) if asked == "given" else asked
 
 
 def _local_shape(leaf: Any) -> tuple[int, ...]:
@@ -98,7 +111,21 @@ def keep_compiled(spec: StepSpec, target: Target, of: StepSpec) -> None:
 def report(spec: StepSpec, target: str | Target | None) -> MemoryReport:
     """What the compiled step needs on a target."""
     resolved = resolve_target(target)
-    return analyze_program(program(spec, "step", resolved), resolved)
+    made = program(spec, "step", resolved)
+    spec = settled(spec, resolved)
+    if spec.config.roll == "auto" and spec.settled is not None and not spec.settled.roll:
+        made = dataclasses.replace(made, unrolled=lambda: _equal_layers(spec))
+    return analyze_program(made, resolved)
+
+
+def _equal_layers(spec: StepSpec) -> int:
+    """How many layers rolling would run as one scan, the most of one kind."""
+    try:
+        return max((each.count for each in what_is_rolled(spec).layers), default=0)
+    except Exception as error:  # a finding is no reason to fail
+        if is_own_fault(error):
+            raise
+        return 0
 
 
 def compiled_peak(spec: StepSpec, traced: TargetProgram, lowered: jax.stages.Lowered, target: Target) -> Peak:

@@ -18,8 +18,8 @@ from jaxmem.policy import Policy
 from jaxmem.remat.auto import MAX_COMPILES
 from jaxmem.targets import Target, refusing_options, resolve_target
 from jaxmem.train import _program as programs
-from jaxmem.train._budget import Trials, spend, spend_bytes
-from jaxmem.train._decision import decided_by_one, put_back, step_problem
+from jaxmem.train._decision import decided_by_one, put_back
+from jaxmem.train._forms import Known, spend, spend_in_forms
 from jaxmem.train._hosts import check_same_values
 from jaxmem.train._mistakes import blaming
 from jaxmem.train._reduction import Reduction, reduction
@@ -93,7 +93,7 @@ class TrainStep:
       trials: what its budgets have compiled so far, by target.
     """
 
-    def __init__(self, spec: StepSpec, target: str | Target | None = None, trials: dict[Target, Trials] | None = None):
+    def __init__(self, spec: StepSpec, target: str | Target | None = None, trials: Known | None = None):
         self.spec, self.target = spec, target
         self.workload, self.config, self.mesh, self.decision = spec.workload, spec.config, spec.mesh, spec.decision
         self._trials = {} if trials is None else trials
@@ -287,12 +287,10 @@ class TrainStep:
             raise ConfigError(wanted="max_compiles of at least 1", got=repr(max_compiles), do="Leave it out.")
         target = self.target if target is None else target
         resolved = resolve_target(target)
-        spec = settled(self.spec.with_remat(f"auto:{size}B"), resolved)
+        spec = dataclasses.replace(self.spec.with_remat(f"auto:{size}B"), settled=None)
         limits = {"offload": offload, "max_compiles": max_compiles}
 
         def solved() -> StepSpec:
-            if resolved not in self._trials:
-                self._trials[resolved] = Trials(step_problem(spec, resolved))
-            return spend_bytes(spec, size, resolved, self._trials[resolved], **limits)
+            return spend_in_forms(spec, size, resolved, self._trials, **limits)
 
         return TrainStep(decided_by_one(spec, resolved, solved), target, self._trials)

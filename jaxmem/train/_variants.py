@@ -6,15 +6,17 @@ from typing import Any, Literal
 
 from jaxmem import analysis
 from jaxmem._cell import shortening
+from jaxmem._settled import AS_WRITTEN, Settled
 from jaxmem.analysis import Comparison, MemoryReport, as_program, refuse_arguments
 from jaxmem.analysis._progress import Progress
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, InputError, WorkloadError
 from jaxmem.policy import Policy
 from jaxmem.targets import Target, mesh_of, resolve_target, target_at_hand
-from jaxmem.train._budget import spend
+from jaxmem.train._forms import spend
 from jaxmem.train._policies import PolicyVariant, policy_variants
 from jaxmem.train._report import program, report
+from jaxmem.train._settle import rivals, settled
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._step import TrainStep
 from jaxmem.workload import Workload
@@ -83,6 +85,7 @@ def compare(
     target: str | Target | None = None,
     progress: Progress | None = None,
     without_effect: Literal["raise", "refuse"] = "raise",
+    forms: Literal["settled", "try"] = "settled",
 ) -> Comparison:
     """Compiles each variant for one target and puts the reports side by side.
 
@@ -100,6 +103,8 @@ def compare(
       progress: called with a variant's name and "tracing", "compiling" or "done"; without it a terminal shows a line.
       without_effect: "raise" stops at a remat setting that leaves the residuals unchanged, before the first compile;
         "refuse" leaves it out of the rows, and says so in `refused`.
+      forms: "try" adds to each config that leaves its order, roll or masks open a row for each other form that may win
+        on the target: "full, tied". A budget of bytes tries them by itself.
 
     Raises:
       RematWithoutEffect: a remat setting that leaves the residuals unchanged, unless it is to be `refused`.
@@ -142,6 +147,11 @@ def compare(
             got=f"{getattr(variants, '__name__', type(variants).__name__)} alone",
             do="For example jaxmem.compare(loss_fn, policies=['none', 'full', 'dots'], args=(params, batch)).",
         )
+    levers = (MemoryConfig, PolicyVariant)
+    if target is None and isinstance(variants, Mapping) and all(isinstance(each, levers) for each in variants.values()):
+        target = target_for(*given)
+    if forms == "try" and isinstance(variants, Mapping):
+        variants = _with_rivals(variants, given, resolve_target(target))
     plain: dict[MemoryConfig, StepSpec] = {}  # by config without remat, which all its remat settings share
 
     def make(variant: Any, *args: Any, name: str, target: Target) -> Any:
@@ -155,6 +165,7 @@ def compare(
             )
         if isinstance(variant, PolicyVariant):
             return variant.program(*args, name=name, target=target)
+        form, variant = (variant.form, variant.config) if isinstance(variant, _InForm) else (None, variant)
         if not isinstance(variant, MemoryConfig):
             return as_program(variant, *args, name=name, target=target)
         if len(args) != 1 or not isinstance(args[0], Workload):
@@ -168,15 +179,34 @@ def compare(
             plain[base] = StepSpec.of(args[0], base)
         spec = plain[base]
         if variant != base:
-            spec = spend(dataclasses.replace(spec, config=variant, plain=spec), target)
-        return program(spec, name, target)
+            spec = dataclasses.replace(spec, config=variant, plain=spec)
+        return program(spend(spec if form is None else spec.in_form(form), target), name, target)
 
-    levers = (MemoryConfig, PolicyVariant)
-    if target is None and isinstance(variants, Mapping) and all(isinstance(each, levers) for each in variants.values()):
-        target = target_for(*given)
     return analysis.compare(
         variants, *given, target=target, progress=progress, make=make, without_effect=without_effect
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _InForm:
+    """A config, whose step shall have a form that the config leaves open."""
+
+    config: MemoryConfig
+    form: Settled
+
+
+def _with_rivals(variants: Mapping[str, Any], given: tuple[Any, ...], target: Target) -> dict[str, Any]:
+    """Variants, each config followed by its other forms that may win on a target."""
+    found = {}
+    for name, variant in variants.items():
+        found[name] = variant
+        byte_budget = isinstance(variant, MemoryConfig) and variant.budget is not None and variant.budget.share is None
+        if not isinstance(variant, MemoryConfig) or byte_budget or not (given and isinstance(given[0], Workload)):
+            continue
+        spec = StepSpec.of(given[0], variant)
+        first = settled(spec, target).settled or AS_WRITTEN
+        found |= {f"{name}, {form.in_words(first)}": _InForm(variant, form) for form in rivals(spec, target)}
+    return found
 
 
 def target_for(*given: Any, runs: bool = False) -> Target:

@@ -46,6 +46,8 @@ def test_bash(bash, tmp_path, monkeypatch):
     assert bash("jaxmem compare model.py --target cpu,gpu-h1") == ["cpu,gpu-h100"]
     assert bash("jaxmem compare model.py --remat none,dots_") == ["none,dots_no_batch"]
     assert bash("jaxmem residuals model.py --precision b") == ["bfloat16"]
+    assert bash("jaxmem compare model.py --order tied,f") == ["tied,free"]
+    assert bash("jaxmem train model.py --roll un") == ["unrolled"]
     # Only what stands behind the colon is replaced; a function that makes no Workload is none.
     assert bash("jaxmem analyze model.py:w") == ["workload", "wide"]
     assert bash("jaxmem analyze model.py:") == ["workload", "wide"]

@@ -3,6 +3,7 @@
 import re
 import shlex
 
+from jaxmem.cli import analyze
 from tests.cli.helpers import run, write
 
 NET = """
@@ -24,11 +25,25 @@ def test_a_cure_can_be_pasted(capfd, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "2000")
     ran = run(capfd, "analyze", file, "--target", "gpu-h100", "--set", "rows=4096")
     commands = re.findall(r"`(jaxmem [^`]+)`", ran.out)
-    assert ran.code == 0 and [command.split()[1] for command in commands] == ["compare", "analyze"]
+    assert ran.code == 0 and commands[0].split()[1] == "compare"
     assert all("rows=4096 --target gpu-h100" in command for command in commands)
     table = run(capfd, *shlex.split(commands[0])[1:])
     assert table.code == 0 and "auto:" in table.out
     assert re.search(r"cheapest that fits: \S+, \S+ \S+ a step \(estimate\), peak \S+ \S+ \(compiled\)", table.out)
+
+
+def test_a_cheap_cure_is_compiled_and_not_given_where_it_is_none(capfd, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "2000")
+    options = ("analyze", write(tmp_path, NET) + ":net", "--target", "gpu-h100", "--set", "rows=4096")
+    monkeypatch.setattr(analyze, "_CHEAP_SECONDS", -1.0)
+    asked = run(capfd, *options).out
+    assert "--precision bfloat16" in asked and "Not compiled: --cures" in asked and "Compiled: " not in asked
+    monkeypatch.setattr(analyze, "_CHEAP_SECONDS", 600.0)
+    monkeypatch.setattr(analyze, "_AGAIN", 600.0)
+    told = run(capfd, *options).out
+    # The model casts nothing itself, so 16 bits are refused.
+    assert "--precision bfloat16" not in told and "Not advised, as a compile shows no gain: precision=bfloat16" in told
+    assert re.search(r"(Compiled|No help): remat=full ", told) and "what the cures come to" not in told
 
 
 def test_cures_are_compiled_where_that_is_asked_for(capfd, tmp_path, monkeypatch):

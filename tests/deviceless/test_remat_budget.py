@@ -15,7 +15,7 @@ from jaxmem.remat.auto import Rates, ResidualPlan, build_problem
 from jaxmem.remat.auto._assignment import plain, smallest
 from jaxmem.targets import resolve_target
 from jaxmem.train import TrainStep
-from jaxmem.train._budget import step_problem
+from jaxmem.train._decision import step_problem
 from tests.deviceless.compiling import _PACKAGES, TARGETS, compile_on, require
 
 STACK = dataclasses.replace(

@@ -13,12 +13,13 @@ import pytest
 from examples import gpt, vit_nnx
 from jaxmem import MemoryConfig, Workload, checkpoint, make_train_step, train_loop
 from jaxmem._processes import Together
+from jaxmem._settled import AS_WRITTEN
 from jaxmem.errors import BudgetInfeasible, ConfigError, DecisionError, SettingWarning
 from jaxmem.remat.auto import _solve
 from jaxmem.remat.auto._content import digest
 from jaxmem.targets import resolve_target
 from jaxmem.train import _decision, _report
-from jaxmem.train._budget import spend
+from jaxmem.train._forms import spend
 from jaxmem.train._record import changes, record_of, resumed_step, step_of, stored_decision
 from jaxmem.train._spec import StepSpec
 
@@ -162,8 +163,21 @@ def test_differences_are_said_in_words(solved):
         f"jax 0.9.1 → {jax.__version__}",
     ]
     assert changes({}, {}, other) == changes({}, {}, print) == []
-    newer = {**record, "config": {**record["config"], "order": "tied"}}
-    assert changes(newer, {}, solved) == ["order tied → none"]
+    newer = {**record, "config": {**record["config"], "tiles": "dense"}}
+    assert changes(newer, {}, solved) == ["tiles dense → none"]
+
+
+def test_a_record_from_before_forms_reads_as_one_of_the_form_as_written(solved, config):
+    """Configs and decisions of the last version have no order, roll, random and generator, and no form."""
+    record = json.loads(json.dumps(record_of(solved)))
+    for field in ("order", "roll", "random", "generator"):
+        del record["config"][field]
+    del record["decision"]["settled"], record["decision"]["digest"]
+    record["decision"]["digest"] = digest(record["decision"])
+    assert MemoryConfig.from_json(json.dumps(record["config"])) == config
+    assert changes(record, {}, solved) == []
+    step = resumed_step(record, _mlp(), config, target="cpu")
+    assert step.decision.hash == solved.decision.hash and step.spec.settled == AS_WRITTEN
 
 
 def test_a_record_brings_its_decision_where_the_budget_is_the_same(solved, config, idle, capsys):

@@ -18,6 +18,7 @@ from jaxmem.analysis.findings._buffers import (
 )
 from jaxmem.analysis.findings._invariants import invariants
 from jaxmem.analysis.findings._residuals import kept_for_backward, kept_twice
+from jaxmem.analysis.findings._waiting import waiting_gradients
 from jaxmem.analysis.findings._wide import computed_wide, wide
 from jaxmem.analysis.hlo._module import Module
 
@@ -50,6 +51,7 @@ def findings(
     activations = [b for b in buffers if b.kind == "activations"]
     found = [
         *kept_for_backward(activations, origins, module, schedule, asked),
+        *waiting_gradients(buffers, module, schedule, asked),
         *undonated(kept_state, asked),
         *donation(donation_misses),
         *padding(buffers),

@@ -141,6 +141,7 @@ class Stored:
     def _of(cls, fields: dict[str, Any]) -> "Stored":
         if not (isinstance(fields["peak_bytes"], int | None) and isinstance(fields["program"], str | None)):
             raise TypeError("a peak that is no number of bytes")
+        Settled.read(fields.get("settled", {}))
         kinds, choices = [], {}
         for kind in fields["kinds"]:
             values = tuple(kind["values"])
