@@ -49,15 +49,19 @@ def form_of(name: str) -> tuple[Settled | None, str]:
     generator = "rbg" if "rbg" in words else "given"
     if AUTO in words:
         return None, generator
-    fields: dict[str, Any] = {"order": "tied"} if "tied" in words else {}
+    fields: dict[str, Any] = {"order": order} if (order := _order(words)) else {}
     fields |= {"roll": True} if "rolled" in words else {}
     fields |= {"random": "fenced"} if "fenced" in words else {}
     return Settled(**fields), generator
 
 
+def _order(words: set[str]) -> str | None:
+    return next((order for order in ("tied", "head") if order in words), None)
+
+
 def forms(model: Model, remat: str) -> list[list[str]]:
     """Names of a model's forms, the plain one first, in order of worth: one lever at a time, then several."""
-    one, several = ["tied"], []
+    one, several = ["tied", "head"], []
     if model.unrolled:
         one.append("rolled")
         several.append("tied rolled")

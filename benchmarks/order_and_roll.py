@@ -4,10 +4,11 @@
     python -m benchmarks.order_and_roll --models mlp,gpt --targets gpu-h100 --limit-seconds 600 --cache forms.json
 
 Training steps with remat none, full and dots, compiled for chips that need not be here. The plain form of each is as
-its user wrote it: order free, layers unrolled, masks free. "tied", "rolled" and "fenced" change one of these, "rbg"
-the generator, "auto" is what a `MemoryConfig` with nothing else asked for becomes. A form is worse than the plain one
-of the same model, target and remat where its compiled peak or its estimated seconds are more than 1 % higher; better
-where neither is, and one is more than 1 % lower. `worse_points` counts "auto".
+its user wrote it: order free, layers unrolled, masks free. "tied", "head" (a tie where the head begins, and no
+other), "rolled" and "fenced" change one of these, "rbg" the generator, "auto" is what a `MemoryConfig` with nothing
+else asked for becomes. A form is worse than the plain one of the same model, target and remat where its compiled peak
+or its estimated seconds are more than 1 % higher; better where neither is, and one is more than 1 % lower.
+`worse_points` counts "auto".
 
 "by hand" is a step without jaxmem, with `jax.checkpoint` round each layer.
 
