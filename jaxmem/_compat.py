@@ -33,6 +33,22 @@ def prune(closed: jex.ClosedJaxpr, wanted: list[bool]) -> tuple[jex.ClosedJaxpr,
     return jex.ClosedJaxpr(pruned, closed.consts), list(used)
 
 
+def prune_by_place(primitive: jex.Primitive) -> None:
+    """Tells dead-code elimination that an output of a primitive needs the input at its place only.
+
+    `dce_rules` is undocumented; a rule gets the equation last, in JAX 0.12 after the inputs that are alive.
+    """
+
+    def rule(used, *rest):
+        eqn = rest[-1]
+        if not any(used):
+            return [False] * len(used), None
+        keep = lambda atoms: [atom for atom, yes in zip(atoms, used, strict=True) if yes]  # noqa: E731
+        return list(used), eqn.replace(invars=keep(eqn.invars), outvars=keep(eqn.outvars))
+
+    partial_eval.dce_rules[primitive] = rule  # pyright: ignore[reportPrivateImportUsage]
+
+
 def _values_only(jaxpr):
     """The jaxpr without io effects and custom rules, at every depth, which dead-code elimination would keep."""
 
@@ -144,6 +160,12 @@ def prevents_cse(eqn: jex.JaxprEqn) -> bool | None:
     if not {"jaxpr", "policy"} <= set(params):
         return None
     return params.get("prevent_cse", True) is not False
+
+
+def checkpoint_policy(eqn: jex.JaxprEqn) -> Any:
+    """The policy of a `jax.checkpoint` equation, recognised as by `prevents_cse`; None for other equations."""
+    params = getattr(eqn.params.get("_prim"), "params", eqn.params)
+    return None if prevents_cse(eqn) is None else params["policy"]
 
 
 def linear_program(vjp, count: int) -> tuple[jex.Jaxpr, list]:

@@ -203,7 +203,7 @@ _RULES = dict(
     **_names(
         Rule("view"),
         """broadcast_in_dim reshape squeeze expand_dims convert_element_type slice split iota name copy copy_p
-        stop_gradient unstack pvary pbroadcast transpose rev real imag""",
+        stop_gradient tie_gradients unstack pvary pbroadcast transpose rev real imag""",
     ),
     **_names(
         _ELEMENTWISE,

@@ -9,7 +9,8 @@ class Settled:
     """Settings of a step's form, none of them "auto".
 
     Args:
-      order: "tied", weight gradients are made before the backward pass goes on, or "free".
+      order: "tied", each layer's weight gradients are made before the backward pass goes on; "head", those of what
+        comes after the last layer are; or "free".
       roll: whether repeated unrolled layers run as one scan.
       random: "fenced", masks are drawn once and fused into nothing, or "free".
 

@@ -258,9 +258,9 @@ class Memory(Brief):
         Options are those of `jaxmem.remat.checkpoint`; `scanned=True` says that the block is the
         body of a `lax.scan`, which needs no barrier against common-subexpression elimination.
         """
-        if as_policy(self.remat) == as_policy("none"):
-            return target
         if self.checkpoint is None:
+            if as_policy(self.remat) == as_policy("none"):
+                return target
             raise ConfigError(
                 wanted=f"a Memory made by make_train_step for remat={str(self.remat)!r}",
                 got="a Memory without a checkpoint function",

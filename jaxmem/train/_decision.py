@@ -27,6 +27,8 @@ def step_problem(spec: StepSpec, target: Target, rates: Rates | None = None) -> 
       rates: by which seconds are told; the target's where None.
     """
     plain = spec.without_remat()
+    if plain.settled is not None:  # ties come last: they are put where blocks are
+        plain = plain.in_form(dataclasses.replace(plain.settled, order="free"))
     with on_target(target), plain.entered():
         arguments, shards = plain.loss_arguments(), reduction(plain).shards
         rates = Rates.of(target) if rates is None else rates

@@ -13,7 +13,7 @@ from jaxmem._trainable import nothing_trained, select_paths
 from jaxmem.config import Memory, MemoryConfig
 from jaxmem.errors import ConfigError, PrecisionWithoutEffect
 from jaxmem.remat.auto import ResidualPlan
-from jaxmem.remat.blocks import at_blocks
+from jaxmem.remat.blocks import at_blocks, tied
 from jaxmem.remat.roll import rolled
 from jaxmem.workload import Workload, path_string
 
@@ -38,6 +38,8 @@ def configured_loss(
     """
     loss_fn, compute = workload.loss_fn, jnp.dtype(config.dtypes.compute)
     if declares(loss_fn, "memory"):
+        if form.order != "free" and config.policy.keeps_everything and decision is None:
+            checkpoint = remat.marked  # ties lie at blocks whether they are recomputed or not
         memory = Memory(remat=config.policy, compute_dtype=compute, checkpoint=checkpoint)
         loss_fn = functools.partial(loss_fn, memory=memory)
     else:
@@ -54,12 +56,12 @@ def configured_loss(
     if form.roll:
         loss = rolled(loss)
     if decision is not None:
-        return decision.apply(loss)
+        return decision.apply(loss, form.order)
     if not declares(workload.loss_fn, "memory") and not config.policy.keeps_everything:
         # It marks no blocks, so they are found.
         mark = lambda fn, *, scanned, name: checkpoint(fn, config.remat, scanned=scanned)  # noqa: E731
-        return at_blocks(loss, mark)
-    return loss
+        return at_blocks(loss, mark, order=form.order)
+    return tied(loss, form.order)
 
 
 def partition(params, selection):

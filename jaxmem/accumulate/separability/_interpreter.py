@@ -18,7 +18,8 @@ from jaxmem.accumulate._shards import is_key
 from jaxmem.accumulate.separability._row_values import CLEAN, Value, join, long_axes, shift_axis, unknown, worst
 
 _CALLS = frozenset("jit pjit eval_jaxpr closed_call core_call custom_jvp_call custom_vjp_call".split())
-_PLACES = frozenset("reshard sharding_constraint watch_names".split())  # the last is of a loss under `remat.apply`
+# Also what hands several values on: results of a loss under `remat.apply`, inputs of a block.
+_PLACES = frozenset("reshard sharding_constraint watch_names tie_gradients".split())
 _SIZES = frozenset("shape new_sizes slice_sizes start_indices limit_indices sizes padding_config".split())
 _KEEPS_LARGEST = frozenset("convert_element_type copy reshape squeeze slice broadcast_in_dim reduce_max".split())
 _NONLINEAR = frozenset("cholesky eig eigh lu qr schur svd householder_product tridiagonal".split())

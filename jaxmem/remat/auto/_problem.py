@@ -60,15 +60,17 @@ class Program:
         """The blocks one by one."""
         return [] if self.plan is None else list(parts(self.plan))
 
-    def apply(self, wrap: Callable, segments: Mapping[str, tuple[int, ...]] | None = None) -> Callable[..., list]:
+    def apply(
+        self, wrap: Callable, segments: Mapping[str, tuple[int, ...]] | None = None, order: str = "free"
+    ) -> Callable[..., list]:
         """The function of `consts` and arguments with `wrap(fn, scanned=, name=)` round each block.
 
-        Scans are run in `segments`, as of `evaluate`.
+        Scans are run in `segments`, and the backward pass in an `order`, as of `evaluate`.
         """
         plan = self.plan
         if plan is None:
             return self.__call__
-        return lambda *inputs: evaluate(plan, (), inputs, wrap, segments=segments or {})
+        return lambda *inputs: evaluate(plan, (), inputs, wrap, segments=segments or {}, order=order)
 
     def kept_bytes(self, fn: Callable[..., list]) -> int:
         """Bytes that differentiating `fn`, this function or what `apply` made of it, keeps."""

@@ -5,7 +5,6 @@ here any value may be kept, also those that only the derivative has. Forward-mod
 is the price; gradients of gradients work, since both rules are programs.
 """
 
-import collections
 import dataclasses
 import functools
 import json
@@ -13,10 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jaxmem._compat import pull_back, varying_axes
+from jaxmem._compat import pull_back
 from jaxmem._scopes import REMAT_SCOPE
 from jaxmem._settled import AS_WRITTEN, Settled
 from jaxmem.remat.auto._assignment import Assignment
@@ -27,7 +25,7 @@ from jaxmem.remat.auto._problem import Problem, Program, program_of
 from jaxmem.remat.auto._solution import Solution, describe
 from jaxmem.remat.auto._solve import Group, Limits, solve
 from jaxmem.remat.auto._stored import Stored, decision_hash, stored_form
-from jaxmem.remat.jaxprs import Call, is_float, with_rule
+from jaxmem.remat.jaxprs import Call, is_float, together, with_rule
 
 _COMPILED = ("target", "peak_bytes", "compiles", "program")
 _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
@@ -94,18 +92,25 @@ class ResidualPlan:
         """What was decided, readable."""
         return describe(self.problem, self.assignment, budget_bytes=budget_bytes, more=more, peak_bytes=self.peak_bytes)
 
-    def apply(self, fn: Callable) -> Callable:
-        """The function that the problem was built for, or one with the same blocks, with the choices realised."""
+    def apply(self, fn: Callable, order: str = "free") -> Callable:
+        """The function that the problem was built for, or one with the same blocks, with the choices realised.
+
+        Args:
+          fn: the function.
+          order: of the backward pass, as of `remat.blocks.evaluate`.
+        """
 
         def decided(*args, **kwargs):
             call = Call(fn, args, kwargs)
             program = program_of(call, call.leaves)
-            return call.result(apply_choices(program, self.problem, self.assignment)(*program.consts, *call.leaves))
+            return call.result(apply_choices(program, self.problem, self.assignment, order)(*program.consts, *call.leaves))
 
         return decided
 
 
-def apply_choices(program: Program, problem: Problem, assignment: Assignment) -> Callable[..., list]:
+def apply_choices(
+    program: Program, problem: Problem, assignment: Assignment, order: str = "free"
+) -> Callable[..., list]:
     """The program with its blocks realised, as a function of its constants and arguments.
 
     Each block keeps its names, scopes and source lines.
@@ -131,7 +136,7 @@ def apply_choices(program: Program, problem: Problem, assignment: Assignment) ->
 
         return realise(fn, decide, scanned=scanned)
 
-    return program.apply(wrap, assignment.segments)
+    return program.apply(wrap, assignment.segments, order)
 
 
 def _alike(found: Candidates, expected: Candidates) -> bool:
@@ -212,7 +217,7 @@ class _Backward:
         if not scanned and program.needed_for(program.residuals, known):
             # Behind a barrier with the cotangents nothing is recomputed before the backward pass comes here.
             arrays = [c for c in cotangents if _is_array(c)]
-            device, host, arrays = _together((device, host, arrays))
+            device, host, arrays = together((device, host, arrays))
             arrays = iter(arrays)
             cotangents = [next(arrays) if _is_array(c) else c for c in cotangents]
         values = dict(zip((*names, *away), (*device, *(jax.device_put(value, _DEVICE) for value in host)), strict=True))
@@ -220,21 +225,6 @@ class _Backward:
             residuals = program.evaluate(program.residuals, values)
         gradients = iter(pull_back(jax.tree.unflatten(program.vjp_tree, residuals), list(cotangents)))
         return [next(gradients) if yes else None for yes in program.differentiated]
-
-
-def _together(tree):
-    """The values behind a barrier, one for each set of mesh axes that values vary over.
-
-    In JAX 0.10 the outputs of a barrier vary over the axes of all its inputs.
-    """
-    values, structure = jax.tree.flatten(tree)
-    alike = collections.defaultdict(list)
-    for i, value in enumerate(values):
-        alike[varying_axes(value)].append(i)
-    for indices in alike.values():
-        for i, value in zip(indices, lax.optimization_barrier([values[i] for i in indices]), strict=True):
-            values[i] = value
-    return structure.unflatten(values)
 
 
 def _is_array(cotangent) -> bool:

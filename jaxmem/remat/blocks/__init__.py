@@ -6,6 +6,7 @@ from jaxmem.remat.blocks._blocks import Block as Block
 from jaxmem.remat.blocks._blocks import apply_at_blocks as apply_at_blocks
 from jaxmem.remat.blocks._blocks import at_blocks as at_blocks
 from jaxmem.remat.blocks._blocks import find_blocks as find_blocks
+from jaxmem.remat.blocks._blocks import tied as tied
 from jaxmem.remat.blocks._cover import cover as cover
 from jaxmem.remat.blocks._names import HEAD as HEAD
 from jaxmem.remat.blocks._plan import Part as Part

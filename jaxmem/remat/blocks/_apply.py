@@ -1,6 +1,6 @@
 """Runs a jaxpr with a wrapper round each of its blocks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import jax
 import jax.extend.core as jex
@@ -10,6 +10,7 @@ from jaxmem._compat import prevents_cse, scan_layout, with_cotangent
 from jaxmem.remat._nested_scan import nested_scan_of
 from jaxmem.remat.blocks._names import equation_name
 from jaxmem.remat.blocks._plan import Inside, Interval, Plan, scanned_block, with_cheap_inputs
+from jaxmem.remat.blocks._ties import ends_together, program_of, stretches, tie_of_block, tie_of_stretch, tied_program
 from jaxmem.remat.jaxprs import (
     USER_CHECKPOINT,
     Facts,
@@ -23,30 +24,47 @@ from jaxmem.remat.jaxprs import (
     nested_segments,
     reader,
     scope_of,
+    tie,
 )
 
 _NO_SEGMENTS: Mapping[str | None, tuple[int, ...]] = {}
 
 
-def evaluate(plan: Plan, consts, args, wrap: Callable, *, scanned: bool = False, segments=_NO_SEGMENTS) -> list:
+def evaluate(
+    plan: Plan,
+    consts,
+    args,
+    wrap: Callable | None,
+    *,
+    scanned: bool = False,
+    segments=_NO_SEGMENTS,
+    order: str = "free",
+    summed: Collection = (),
+) -> list:
     """The outputs of the plan's jaxpr. Equations run as JAX itself runs a jaxpr: with their scopes and source lines.
 
     Args:
       plan: the jaxpr and its blocks.
       consts, args: of the jaxpr.
-      wrap: as of `apply_at_blocks`.
+      wrap: as of `apply_at_blocks`; None leaves blocks as they are.
       scanned: the jaxpr is the body of a scan.
       segments: by the name of a block that is the whole body of a scan, lengths of the segments in which the scan is
         run, as of `nested_scan`; the block must be in a checkpoint.
+      order: "tied", with ties at blocks and at what has matmuls after one; "head", where nothing but that comes after;
+        or "free".
+      summed: variables whose gradients are sums over the steps of a scan, made in place: no tie lies on them.
     """
     facts = plan.facts
     env = dict(zip((*facts.jaxpr.constvars, *facts.jaxpr.invars), (*consts, *args), strict=True))
     read = reader(env)
 
-    def run(indices, outputs, around=lambda fn: fn):
+    def run(indices, outputs, around=lambda fn: fn, tied: str | None = None):
         if indices:
             inputs = facts.inputs(indices)
-            fn = around(function_of([facts.eqns[i] for i in indices], inputs, outputs))
+            if tied is None:
+                fn = around(program_of(facts, indices, inputs, outputs))
+            else:
+                fn = around(tied_program(facts, indices, outputs, tied, summed))
             given = [read(v) for v in inputs]
             if getattr(fn, "has_own_rule", False):
                 given = [with_cotangent(x) if facts.is_stacked(v) else x for v, x in zip(inputs, given, strict=True)]
@@ -55,29 +73,39 @@ def evaluate(plan: Plan, consts, args, wrap: Callable, *, scanned: bool = False,
             made = [lax.stop_gradient(x) if v in facts.constant else x for v, x in zip(outputs, made, strict=True)]
             env.update(zip(outputs, made, strict=True))
 
-    at = 0
+    at, after = 0, False
     for item in (*plan.items, None):
         end = len(facts.eqns) if item is None else item.start
-        plain = list(range(at, end))
-        run(plain, facts.outputs(plain))
+        for stretch in [list(range(at, end))] if order == "free" else stretches(facts, at, end):
+            last = stretch[-1:] == [len(facts.eqns) - 1]
+            tied = tie_of_stretch(facts, stretch, order, after=after, last=last)
+            after = after or tied is not None
+            run(stretch, facts.outputs(stretch), tied=tied)
         if isinstance(item, Interval):
             for name, part in item.named_parts:
+                outputs, tied = facts.outputs(part), tie_of_block(name, order)
+                if wrap is None:
+                    run(part, outputs, tied=tied)
+                    continue
 
                 def around(fn, name=name):
                     fn.__name__ = name
                     return wrap(fn, scanned=scanned, name=name)
 
-                run(with_cheap_inputs(facts, part), facts.outputs(part), around)
+                run(with_cheap_inputs(facts, part), outputs, around, tied)
             run(item.rest, facts.outputs(item.rest))
         elif isinstance(item, Inside):
             eqn = facts.eqns[item.start]
-            outs = _run_with_bodies(facts, item, [read(v) for v in eqn.invars], wrap, segments)
+            values = [read(v) for v in eqn.invars]
+            if order == "tied" and prevents_cse(eqn) is not None:
+                values = tie(values, equation_name("checkpoint", item.start))
+            outs = _run_with_bodies(facts, item, values, wrap, segments, order)
             env.update(zip(eqn.outvars, outs, strict=True))
-        at = end if item is None else item.stop
+        at, after = (end if item is None else item.stop), True
     return [read(v) for v in facts.jaxpr.outvars]
 
 
-def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable, segments) -> list:
+def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable | None, segments, order: str) -> list:
     """One equation, its bodies traced again with their blocks wrapped; everything else about it stays."""
     eqn = facts.eqns[item.start]
     name, scanned = eqn.primitive.name, eqn.primitive.name == "scan" and eqn.params["length"] > 1
@@ -87,7 +115,7 @@ def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable, seg
         (plan,) = filter(None, item.plans)
 
         def inner(*args):
-            return list(evaluate(plan, body_of(given[0])[1], args, wrap, segments=segments))
+            return list(evaluate(plan, body_of(given[0])[1], args, wrap, segments=segments, order=order))
 
         if name == "shard_map":
             inner = _shard_map(eqn, inner)
@@ -95,13 +123,17 @@ def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable, seg
             inner = jax.checkpoint(inner, policy=eqn.params["policy"], prevent_cse=eqn.params["prevent_cse"])
         with scope_of(eqn):
             return inner(*args)  # a nested scan brings its own derivative
+    if name == "scan" and (order == "head" or ends_together(eqn, item)):
+        order = "free"
     new = []
     for param, plan in zip(given, item.plans, strict=True):
         jaxpr, consts = body_of(param)
         if plan is not None:
+            summed = jaxpr.invars[: scan_layout(eqn)[0]] if scanned else ()
+            options = {"scanned": scanned, "segments": segments, "order": order, "summed": frozenset(summed)}
 
-            def body(*args, plan=plan, consts=consts):
-                return evaluate(plan, consts, args, wrap, scanned=scanned, segments=segments)
+            def body(*args, plan=plan, consts=consts, options=options):
+                return evaluate(plan, consts, args, wrap, **options)
 
             param = jax.make_jaxpr(body)(*[v.aval for v in jaxpr.invars])
         new.append(param)
@@ -128,13 +160,13 @@ def _shard_map(eqn, body: Callable) -> Callable:
 
 def without_marked(jaxpr: jex.Jaxpr) -> Callable[..., list] | None:
     """A function of a jaxpr's inputs whose checkpoints keep nothing; None where there are none."""
-    plan = _plan_marked(Facts.of(jaxpr))
+    plan = plan_marked(Facts.of(jaxpr))
     if plan is None:
         return None
     return lambda consts, *inputs: evaluate(plan, consts, inputs, keeping_nothing)
 
 
-def _plan_marked(facts: Facts) -> Plan | None:
+def plan_marked(facts: Facts) -> Plan | None:
     items = []
     for i, eqn in enumerate(facts.eqns):
         if prevents_cse(eqn) is not None:
@@ -142,7 +174,7 @@ def _plan_marked(facts: Facts) -> Plan | None:
                 Interval(kind="module", name=equation_name("checkpoint", i), start=i, stop=i + 1, parts=((i,),))
             )
         elif body_key(eqn) in eqn.params:
-            plans = tuple(_plan_marked(facts.of_body(eqn, which)) for which in range(len(bodies(eqn))))
+            plans = tuple(plan_marked(facts.of_body(eqn, which)) for which in range(len(bodies(eqn))))
             if any(plan is not None for plan in plans):
                 items.append(Inside(start=i, plans=plans))
     return Plan(facts=facts, items=tuple(items)) if items else None

@@ -1,4 +1,4 @@
-"""`find_blocks`, `apply_at_blocks`, `at_blocks`: the blocks of a jaxpr or function, looked at and wrapped."""
+"""`find_blocks`, `apply_at_blocks`, `at_blocks`, `tied`: the blocks of a jaxpr or function, looked at and wrapped."""
 
 import dataclasses
 import functools
@@ -8,10 +8,10 @@ import jax
 import jax.extend.core as jex
 
 from jaxmem.errors import RematWithoutEffect
-from jaxmem.remat.blocks._apply import evaluate
+from jaxmem.remat.blocks._apply import evaluate, plan_marked
 from jaxmem.remat.blocks._find import find_plan
 from jaxmem.remat.blocks._plan import parts
-from jaxmem.remat.jaxprs import Call, body_of, has_checkpoint, num_bytes
+from jaxmem.remat.jaxprs import Call, Facts, body_of, has_checkpoint, num_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,13 +77,14 @@ def find_blocks(closed_jaxpr: jex.ClosedJaxpr) -> tuple[Block, ...]:
     )
 
 
-def apply_at_blocks(closed_jaxpr: jex.ClosedJaxpr, wrap: Callable) -> Callable[..., list]:
+def apply_at_blocks(closed_jaxpr: jex.ClosedJaxpr, wrap: Callable, order: str = "free") -> Callable[..., list]:
     """A function of the jaxpr's inputs that computes its outputs with `wrap` round each block.
 
     Args:
       closed_jaxpr: e.g. from `jax.make_jaxpr`.
       wrap: `wrap(fn, *, scanned, name) -> fn`. `fn` takes what the block reads from outside, weights included, and
         returns a list; `scanned` says that it is the body of a `lax.scan`.
+      order: of the backward pass, as of `evaluate`.
 
     >>> import jax, jax.numpy as jnp
     >>> def loss(weights, x):
@@ -100,10 +101,10 @@ def apply_at_blocks(closed_jaxpr: jex.ClosedJaxpr, wrap: Callable) -> Callable[.
     if plan is None:
         return jex.jaxpr_as_fun(closed_jaxpr)
     consts = body_of(closed_jaxpr)[1]
-    return lambda *args: evaluate(plan, consts, args, wrap)
+    return lambda *args: evaluate(plan, consts, args, wrap, order=order)
 
 
-def at_blocks(fn: Callable, wrap: Callable, results: Callable | None = None) -> Callable:
+def at_blocks(fn: Callable, wrap: Callable, results: Callable | None = None, order: str = "free") -> Callable:
     """`fn` with `wrap` round each block of its jaxpr, for functions that mark no blocks themselves.
 
     Args:
@@ -111,6 +112,7 @@ def at_blocks(fn: Callable, wrap: Callable, results: Callable | None = None) -> 
       wrap: as in `apply_at_blocks`.
       results: `results(outs, jaxpr, wrapped)` gets the flat outputs, the jaxpr and what computed them, and returns the
         outputs.
+      order: as in `apply_at_blocks`.
 
     Raises:
       RematWithoutEffect: when traced, if there are no blocks.
@@ -140,7 +142,7 @@ def at_blocks(fn: Callable, wrap: Callable, results: Callable | None = None) -> 
             wrapped += 1
             return wrap(block, scanned=scanned, name=name)
 
-        program = apply_at_blocks(jaxpr, counting)
+        program = apply_at_blocks(jaxpr, counting, order)
         outs = program(*call.leaves)
         if not wrapped:
             own = has_checkpoint(jaxpr.jaxpr)
@@ -157,3 +159,37 @@ def at_blocks(fn: Callable, wrap: Callable, results: Callable | None = None) -> 
         return call.result(outs if results is None else results(outs, jaxpr, program))
 
     return with_blocks
+
+
+def tied(fn: Callable, order: str) -> Callable:
+    """`fn` with ties at its blocks: the backward pass goes on when a block's weight gradients are made.
+
+    Blocks are the checkpoints in the program of `fn`, which are there already or only mark a block (`MARK`); where
+    there are none, they are found. Nothing else changes, in the gradient no bit.
+
+    Args:
+      fn: as of `at_blocks`.
+      order: "tied", at each block and where the head begins, "head", there only, or "free".
+
+    >>> import jax, jax.numpy as jnp
+    >>> def loss(weights, x):
+    ...     for w in weights:
+    ...         x = jnp.tanh(x @ w)
+    ...     return x.sum()
+    >>> x = jnp.ones((8, 8))
+    >>> [eqn.params["at"] for eqn in jax.make_jaxpr(tied(loss, "tied"))([x] * 3, x).eqns if "at" in eqn.params]
+    ['loss[1/3]', 'loss[2/3]', 'loss[3/3]']
+    """
+    if order == "free":
+        return fn
+
+    @functools.wraps(fn)
+    def with_ties(*args, **kwargs):
+        call = Call(fn, args, kwargs)
+        closed = jax.make_jaxpr(call)(*call.leaves)
+        plan = plan_marked(Facts.of(closed)) or find_plan(closed)
+        if plan is None:
+            return call.result(jex.jaxpr_as_fun(closed)(*call.leaves))
+        return call.result(evaluate(plan, body_of(closed)[1], call.leaves, None, order=order))
+
+    return with_ties

@@ -4,6 +4,7 @@ from jaxmem.remat.jaxprs._call import Call as Call
 from jaxmem.remat.jaxprs._equations import BODIES as BODIES
 from jaxmem.remat.jaxprs._equations import CHEAP as CHEAP
 from jaxmem.remat.jaxprs._equations import USER_CHECKPOINT as USER_CHECKPOINT
+from jaxmem.remat.jaxprs._equations import TIE as TIE
 from jaxmem.remat.jaxprs._equations import WATCH as WATCH
 from jaxmem.remat.jaxprs._equations import bodies as bodies
 from jaxmem.remat.jaxprs._equations import body_key as body_key
@@ -31,6 +32,8 @@ from jaxmem.remat.jaxprs._run import keeping_nothing as keeping_nothing
 from jaxmem.remat.jaxprs._run import reader as reader
 from jaxmem.remat.jaxprs._run import scope_of as scope_of
 from jaxmem.remat.jaxprs._run import with_rule as with_rule
+from jaxmem.remat.jaxprs._tie import tie as tie
+from jaxmem.remat.jaxprs._tie import together as together
 from jaxmem.remat.jaxprs._tokens import Tokens as Tokens
 from jaxmem.remat.jaxprs._vjp import of_some as of_some
 from jaxmem.remat.jaxprs._vjp import vjp_residuals as vjp_residuals

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxmem._compat import called_jaxprs, name_stack, prevents_cse
 
 WATCH = "watch_names"  # the primitive through which the results of a watched block pass; see `remat/_queries.py`
+TIE = "tie_gradients"  # see `_tie.py`
 
 # Work that is worth a block. Everything else is cheap to compute again, or to keep, by itself.
 HEAVY = frozenset(
@@ -110,7 +111,7 @@ def has_checkpoint(jaxpr) -> bool:
 
 def is_checkpoint(jaxpr) -> bool:
     """Whether a program is one checkpoint and nothing else, watched or not."""
-    return [prevents_cse(eqn) is not None for eqn in jaxpr.eqns if eqn.primitive.name != WATCH] == [True]
+    return [prevents_cse(eqn) is not None for eqn in jaxpr.eqns if eqn.primitive.name not in (WATCH, TIE)] == [True]
 
 
 # -- nested scans ------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from jaxmem.remat.jaxprs._equations import (
     HEAVY,
     KEEPS_NOTHING,
     KEEPS_OUTPUT,
+    TIE,
     USER_CHECKPOINT,
     WATCH,
     bodies,
@@ -209,7 +210,7 @@ def _has_scan(jaxpr) -> bool:
 def without_checkpoint(facts: Facts) -> Facts:
     """Facts of a body that is one checkpoint and nothing else, without the checkpoint; others as they are."""
     jaxpr = facts.jaxpr
-    known = all(eqn.primitive.name in USER_CHECKPOINT | {WATCH} for eqn in jaxpr.eqns)
+    known = all(eqn.primitive.name in USER_CHECKPOINT | {WATCH, TIE} for eqn in jaxpr.eqns)
     if jaxpr.constvars or not known or not is_checkpoint(jaxpr):
         return facts
 

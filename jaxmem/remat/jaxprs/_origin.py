@@ -6,10 +6,10 @@ import re
 
 from jaxmem._compat import called_jaxprs, checkpoint_name_of, name_stack, scan_layout
 from jaxmem._source import is_library, source_line
-from jaxmem.remat.jaxprs._equations import WATCH, is_value
+from jaxmem.remat.jaxprs._equations import TIE, WATCH, is_value
 
 # Operations that hand a value on: what made it is further up.
-_TRANSPARENT = frozenset({"device_put", "copy", "copy_p", "reduce_precision", "optimization_barrier", WATCH})
+_TRANSPARENT = frozenset({"device_put", "copy", "copy_p", "reduce_precision", "optimization_barrier", WATCH, TIE})
 # What transformations put round a scope; the rest of a name stack are modules and named scopes.
 _TRANSFORMS = re.compile(r"\b(?:jvp|transpose|vmap|pmap|linearize|jit|shard_map|checkpoint|rematted_computation)\(")
 _CALLS = re.compile(r"([^/]+)\.call(?:/\1(?=/|$))?")

@@ -1,0 +1,121 @@
+"""Where ties lie: on what a block reads, and on what comes after it with matmuls of its own, such as a loss's head."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from jaxmem._compat import called_programs, checkpoint_policy, prevents_cse
+from jaxmem.remat._mark import MARK
+from jaxmem.remat.blocks._names import HEAD, STEM, WHOLE, equation_name
+from jaxmem.remat.blocks._plan import Inside, Interval
+from jaxmem.remat.jaxprs import Facts, evaluate_with, function_of, jaxpr_of, scope_of, tie
+
+# A block that reads a part of an array makes a gradient of that part, and no barrier should hold one of the whole.
+_PARTS = frozenset("slice dynamic_slice unstack".split())
+
+
+def program_of(facts: Facts, indices: Sequence[int], inputs, outputs) -> Callable[..., list]:
+    """A function of `inputs` that runs equations; a block that is only marked loses its mark."""
+    eqns = [facts.eqns[i] for i in indices]
+    if not any(checkpoint_policy(eqn) == MARK for eqn in eqns):
+        return function_of(eqns, inputs, outputs)
+    program = jaxpr_of(eqns, inputs, outputs)
+    return lambda *args: evaluate_with(program, (), args, _unmarked)
+
+
+def _unmarked(eqn) -> Callable[..., list] | None:
+    if checkpoint_policy(eqn) != MARK:
+        return None
+    ((jaxpr, consts),) = called_programs(eqn)
+
+    def run(*args):
+        with scope_of(eqn):
+            return evaluate_with(jaxpr, consts, args, _unmarked)
+
+    return run
+
+
+def tied_program(facts: Facts, indices: Sequence[int], outputs, name: str, untied=frozenset()) -> Callable[..., list]:
+    """As `program_of`, of `facts.inputs(indices)`, with a tie on all that the equations read.
+
+    Args:
+      name: of the tie.
+      untied: variables whose gradients may go on by themselves.
+    """
+    parts = _parts(facts, indices)
+    rest = [i for i in indices if i not in parts]
+    read = facts.inputs(rest)
+    chosen = [v not in untied and not _summed_otherwise(facts, rest, v) for v in read]
+    run = program_of(facts, rest, read, outputs)
+    take = program_of(facts, parts, facts.inputs(indices), read)
+
+    def block(*args):
+        values = take(*args)
+        tied = iter(tie(list(itertools.compress(values, chosen)), name))
+        return run(*[next(tied) if yes else value for yes, value in zip(chosen, values, strict=True)])
+
+    return block
+
+
+def _parts(facts: Facts, indices: Sequence[int]) -> list[int]:
+    """The equations that take parts of arguments of the loss, such as one layer's weights, and what those read."""
+    chosen: set[int] = set()
+    for i in reversed(indices):
+        eqn = facts.eqns[i]
+        read = any(reader in chosen for v in eqn.outvars for reader in facts.read_at.get(v, ()))
+        if all(v in facts.free for v in eqn.outvars) and (read or eqn.primitive.name in _PARTS):
+            chosen.add(i)
+    return sorted(chosen)
+
+
+def _summed_otherwise(facts: Facts, indices: Sequence[int], v) -> bool:
+    """Whether a tie would change in which order the terms of a value's gradient are added, and so its last bits.
+
+    They are added from the last reader to the first; a tie adds up those of its block before.
+    """
+    own = set(indices)
+    if sum(u is v for i in indices for u in facts.eqns[i].invars) < 2:
+        return False
+    return v in facts.returned or any(reader > indices[0] and reader not in own for reader in facts.read_at[v])
+
+
+def stretches(facts: Facts, start: int, stop: int) -> list[list[int]]:
+    """The equations `[start, stop)`, each checkpoint of the user's own by itself."""
+    alone = lambda i: i if _is_checkpoint(facts, i) else -1  # noqa: E731
+    return [list(group) for _, group in itertools.groupby(range(start, stop), alone)]
+
+
+def tie_of_block(name: str, order: str) -> str | None:
+    """The name of the tie at a block; None where there is none, as where no layer comes before it."""
+    if order == "free" or name in (STEM, WHOLE):
+        return None
+    return name if order == "tied" or name == HEAD else None
+
+
+def tie_of_stretch(facts: Facts, stretch: list[int], order: str, *, after: bool, last: bool) -> str | None:
+    """The name of the tie at equations outside of the blocks that were found; None where there is none.
+
+    Args:
+      facts, stretch: one of `stretches`.
+      order: of the backward pass.
+      after: whether a block comes before it.
+      last: whether none comes after it.
+    """
+    if order != "free" and _is_checkpoint(facts, stretch[0]):
+        return tie_of_block(equation_name("checkpoint", stretch[0]), order)
+    if order == "free" or not after or not any(facts.heavy[i] for i in stretch):
+        return None
+    return tie_of_block(HEAD if last else equation_name("equation", stretch[0]), order)
+
+
+def ends_together(eqn, item: Inside) -> bool:
+    """Whether each step of a scan is one block by itself: all of its gradients are made when the step ends.
+
+    Ties there cost a v5e up to 1 % of a step's time and save nothing. In an unrolled scan several steps are one.
+    """
+    blocks = [] if item.plans[0] is None else item.plans[0].items
+    alone = len(blocks) == 1 and isinstance(blocks[0], Interval) and len(blocks[0].parts) == 1
+    return alone and eqn.params.get("unroll", 1) == 1
+
+
+def _is_checkpoint(facts: Facts, index: int) -> bool:
+    return prevents_cse(facts.eqns[index]) is not None
