@@ -310,6 +310,15 @@ def call_to_inline(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr | jex.Jaxpr | None:
     return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
 
 
+def with_more_inputs(eqn: jex.JaxprEqn, count: int) -> dict[str, Any]:
+    """The parameters of a `jax.jit` call that specifies no shardings, for `count` more inputs than it has.
+
+    Parameters with an item for each input are undocumented.
+    """
+    keys = ("in_shardings", "in_layouts", "donated_invars")
+    return {key: value + value[-1:] * count if key in keys else value for key, value in eqn.params.items()}
+
+
 def without_tangents(values: list) -> list:
     """The values, with integers passed through an operation that has no derivative.
 

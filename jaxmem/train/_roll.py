@@ -1,12 +1,63 @@
 """Rolling as a lever: repeated unrolled layers run as one scan."""
 
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+
+from jaxmem._settled import AS_WRITTEN
+from jaxmem._signatures import declares
+from jaxmem._units import format_bytes
+from jaxmem.remat.roll import Rolled, what_rolls
 from jaxmem.targets import Target
-from jaxmem.train._lever import Lever
-from jaxmem.train._spec import StepSpec
+from jaxmem.train._lever import Lever, Told
+from jaxmem.train._loss import configured_loss
+from jaxmem.train._spec import StepSpec, once
 
 
 def _form(spec: StepSpec, target: Target) -> dict[str, bool]:
     return {"roll": spec.config.roll is True}
 
 
-LEVER = Lever(form=_form)
+@once
+def what_is_rolled(spec: StepSpec) -> Rolled:
+    """What rolls in the loss of the first micro-batch; traced, not compiled."""
+    config = spec.config
+    if not declares(spec.workload.loss_fn, "memory"):  # its blocks are found in what was rolled
+        config = dataclasses.replace(config, remat="none")
+    form = dataclasses.replace(spec.settled or AS_WRITTEN, roll=False)
+
+    def loss(trainable, frozen, batch, rng, state):
+        whole = configured_loss(spec.workload, config, frozen, form=form)
+        return jax.tree.leaves(whole(trainable, batch, rng=rng, state=state))
+
+    with spec.entered():
+        return what_rolls(loss, *spec.loss_arguments())
+
+
+def _rivals(spec: StepSpec, target: Target) -> Iterator[dict[str, bool]]:
+    if spec.config.roll == "auto" and what_is_rolled(spec).layers:
+        yield {"roll": not (spec.settled or AS_WRITTEN).roll}
+
+
+def _told(spec: StepSpec, target: Target) -> Told:
+    if not (spec.settled or AS_WRITTEN).roll:
+        return Told()
+    found = what_is_rolled(spec)
+    if not found.layers:
+        why = " ".join(found.refused) or "no layers repeat outside of scans."
+        return Told(notes=(f"roll=True does nothing: {why}",))
+    stacked = ", ".join(f"{format_bytes(size)} in {dtype}" for dtype, size in _large(found.stacked_bytes).items())
+    copy = f"; what is stacked for it takes {stacked} (modelled)" if stacked else ""
+    counts = " and ".join(str(each.count) for each in found.layers)
+    return Told(
+        news=(f"{counts} equal layers run as {'one scan' if len(found.layers) == 1 else 'scans'}{copy}.", *found.refused)
+    )
+
+
+def _large(sizes: dict[str, int]) -> dict[str, int]:
+    """Without keys and numbers."""
+    return {dtype: size for dtype, size in sizes.items() if size > 0.001 * max(sizes.values())}
+
+
+LEVER = Lever(form=_form, rivals=_rivals, told=_told)

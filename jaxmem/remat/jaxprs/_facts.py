@@ -25,6 +25,7 @@ from jaxmem.remat.jaxprs._equations import (
     is_checkpoint,
     is_float,
     is_nested_scan,
+    is_stacking,
     is_value,
     nested_segments,
     num_bytes,
@@ -39,10 +40,14 @@ class Facts:
       jaxpr: the jaxpr.
       free: inputs that cost nothing to keep, because they are arguments of the whole loss.
       known: facts of bodies that were computed already, by identity of the jaxpr.
+      marked: checkpoints of the user's own count as what is in them; else they are no work.
     """
 
-    def __init__(self, jaxpr: jex.Jaxpr, free: frozenset, known: dict[Any, Any] | None = None):
+    def __init__(
+        self, jaxpr: jex.Jaxpr, free: frozenset, known: dict[Any, Any] | None = None, *, marked: bool = False
+    ):
         self.jaxpr, self.eqns, self.known = jaxpr, jaxpr.eqns, {} if known is None else known
+        self.marked = marked
         self.made_at = {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
         self.read_at = collections.defaultdict(list)
         for i, eqn in enumerate(self.eqns):
@@ -52,7 +57,8 @@ class Facts:
         self.returned = {v for v in jaxpr.outvars if is_value(v)}
         self.free = set(free) | set(jaxpr.constvars)
         for eqn in self.eqns:  # a cast weight is as good as the weight
-            if eqn.primitive.name in CHEAP and all(v in self.free for v in eqn.invars if is_value(v)):
+            cheap = eqn.primitive.name in CHEAP or is_stacking(eqn)
+            if cheap and all(v in self.free for v in eqn.invars if is_value(v)):
                 self.free.update(eqn.outvars)
         self.heavy = [self._is_heavy(eqn) for eqn in self.eqns]
         self.heavy_before = list(itertools.accumulate(self.heavy, initial=0))
@@ -67,10 +73,10 @@ class Facts:
         self.kept_before = list(itertools.accumulate(map(sum, zip(made, inner, strict=True)), initial=0))
 
     @classmethod
-    def of(cls, program) -> "Facts":
+    def of(cls, program, *, marked: bool = False) -> "Facts":
         """Facts of a whole program, whose inputs are all there anyway."""
         jaxpr, _ = body_of(program)
-        return cls(jaxpr, frozenset(jaxpr.invars))
+        return cls(jaxpr, frozenset(jaxpr.invars), marked=marked)
 
     @functools.cached_property
     def constant(self) -> set:
@@ -140,7 +146,7 @@ class Facts:
         free = frozenset(v for v, yes in zip(body.invars, is_free, strict=True) if yes)
         key = (id(body), tuple(is_free))
         if key not in self.known:
-            self.known[key] = Facts(body, free, self.known)
+            self.known[key] = Facts(body, free, self.known, marked=self.marked)
         return self.known[key]
 
     def holds_segments(self, eqn) -> bool:
@@ -159,9 +165,9 @@ class Facts:
         name = eqn.primitive.name
         if name in HEAVY:
             return True
-        if name in USER_CHECKPOINT or is_nested_scan(eqn):
+        if (name in USER_CHECKPOINT and not self.marked) or is_nested_scan(eqn):
             return False
-        if name in BODIES:
+        if name in BODIES or name in USER_CHECKPOINT:
             return any(any(self.of_body(eqn, i).heavy) for i in range(len(bodies(eqn))))
         rule = eqn.params.get("call_jaxpr")  # of a custom rule
         return isinstance(rule, (jex.Jaxpr, jex.ClosedJaxpr)) and _has_heavy(body_of(rule)[0], self.known)
@@ -179,9 +185,9 @@ class Facts:
             return [v for v in eqn.invars[:1] if is_value(v)], 0
         if name in KEEPS_OUTPUT:
             return list(eqn.outvars), 0
-        if name in USER_CHECKPOINT or is_nested_scan(eqn):
+        if (name in USER_CHECKPOINT and not self.marked) or is_nested_scan(eqn):
             return floats_in, 0
-        if name in BODIES:
+        if name in BODIES or name in USER_CHECKPOINT:
             extra = 0
             for i in range(len(bodies(eqn))):
                 inner = self.of_body(eqn, i)

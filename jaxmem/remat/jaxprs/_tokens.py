@@ -50,7 +50,7 @@ class Tokens:
             return tuple(self._value(v) for v in value)
         if value is None or isinstance(value, (bool, int, float, str, np.dtype)):
             return value
-        if callable(value):  # rules of custom derivatives: a new object for every call
+        if callable(value) or hasattr(value, "__name__"):  # rules of custom derivatives: a new object for every call
             return getattr(value, "__name__", type(value).__name__)
         try:
             return type(value).__name__, hash(value)

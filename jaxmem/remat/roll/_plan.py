@@ -1,0 +1,198 @@
+"""Where like layers are in a program and in the bodies in it, and how it runs with them in scans."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from jaxmem._compat import prevents_cse
+from jaxmem.remat.blocks import find_repeat, scopes_name
+from jaxmem.remat.jaxprs import (
+    USER_CHECKPOINT,
+    Facts,
+    Tokens,
+    bodies,
+    body_key,
+    body_of,
+    function_of,
+    is_nested_scan,
+    is_value,
+    nested_segments,
+    num_bytes,
+    reader,
+    scope_of,
+    scopes_of,
+)
+from jaxmem.remat.roll._layers import Layers, layers_of
+from jaxmem.remat.roll._run import array_of, run_layers
+from jaxmem.remat.roll._same import Different
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bodies:
+    """The equation at `start`, with a plan for each of its bodies."""
+
+    start: int
+    plans: "tuple[Plan, ...]"
+
+    @property
+    def stop(self) -> int:
+        return self.start + 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A program, what of it runs in scans, in the order of its equations, and why other layers do not."""
+
+    facts: Facts
+    items: tuple[Layers | Bodies, ...]
+    refused: tuple[str, ...]
+
+    def all_layers(self) -> Iterator[tuple[str, Layers, dict[str, int]]]:
+        """(name, layers, bytes stacked by dtype) at every depth."""
+        for item in self.items:
+            if isinstance(item, Bodies):
+                for plan in item.plans:
+                    yield from plan.all_layers()
+                continue
+            first = self.facts.eqns[item.start : item.start + (item.stop - item.start) // item.count]
+            yield scopes_name([scopes_of(eqn) for eqn in first]), item, self._stacked_bytes(item)
+
+    def all_refused(self) -> Iterator[str]:
+        yield from self.refused
+        for item in self.items:
+            if isinstance(item, Bodies):
+                for plan in item.plans:
+                    yield from plan.all_refused()
+
+    def _stacked_bytes(self, layers: Layers) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for var, atoms in layers.stacked:
+            found = array_of(self.facts, atoms)
+            if found is None or found[0](var) is not var:
+                dtype = str(var.aval.dtype)
+                sizes[dtype] = sizes.get(dtype, 0) + layers.count * num_bytes(var.aval)
+        return sizes
+
+
+def plan_of(program) -> Plan:
+    """Where like layers are in a program."""
+    return _planned(Facts.of(program, marked=True))
+
+
+def _planned(facts: Facts) -> Plan:
+    tokens, refused = Tokens(facts), []
+
+    def search(start: int, stop: int) -> list:
+        units = find_repeat(facts, tokens, start, stop) if facts.num_heavy(start, stop) > 1 else []
+        if not units:
+            return inside(start, stop)
+        found = _longest(facts, units, refused)
+        if not found:
+            left, right = units[0][0], units[-1][1]
+            return search(start, left) + inside(left, right) + search(right, stop)
+        items, at = [], start
+        for layers in found:
+            items += (search if layers is found[0] else inside)(at, layers.start)
+            items.append(layers)
+            at = layers.stop
+        return items + search(at, stop)
+
+    def inside(start: int, stop: int) -> list:
+        items = []
+        for i in range(start, stop):
+            eqn = facts.eqns[i]
+            if facts.heavy[i] and body_key(eqn) and not is_nested_scan(eqn) and not nested_segments(eqn):
+                plans = tuple(_planned(facts.of_body(eqn, which)) for which in range(len(bodies(eqn))))
+                if any(plan.items or plan.refused for plan in plans):
+                    items.append(Bodies(start=i, plans=plans))
+        return items
+
+    items = search(0, len(facts.eqns))
+    return Plan(facts=facts, items=tuple(items), refused=tuple(dict.fromkeys(refused)))
+
+
+def _longest(facts: Facts, units: list[tuple[int, int]], refused: list[str]) -> list[Layers]:
+    """The longest runs of units that are alike, of two and more; why others are not goes to `refused`."""
+    found, first, why = [], 0, ""
+    while first < len(units) - 1:
+        best, low, high = None, first + 2, len(units)
+        tried = high
+        while low <= high:  # what holds for a run holds for a part of it
+            try:
+                best, low = layers_of(facts, units[first:tried]), tried + 1
+            except Different as reason:
+                why, high = why or str(reason), tried - 1
+            tried = (low + high) // 2
+        if best is None:
+            first += 1
+            continue
+        found.append(best)
+        first += best.count
+    left = len(units) - sum(layers.count for layers in found)
+    if left:
+        name = scopes_name([scopes_of(eqn) for eqn in facts.eqns[units[0][0] : units[0][1]]])
+        at = f" from {name} on" if name else ""
+        number = f"{left} of {len(units)}" if found else str(left)
+        verb = "stays" if left == 1 else "stay"
+        refused.append(f"{number} like layers{at} {verb} unrolled: {why}.")
+    return found
+
+
+# -- running ------------------------------------------------------------------------------------------
+
+
+def run(plan: Plan, consts, args) -> list:
+    """The outputs of the plan's program. Equations run as JAX itself runs them: with their scopes and source lines."""
+    facts = plan.facts
+    env = dict(zip((*facts.jaxpr.constvars, *facts.jaxpr.invars), (*consts, *args), strict=True))
+    read, at = reader(env), 0
+    for item in (*plan.items, None):
+        end = len(facts.eqns) if item is None else item.start
+        plain = range(at, end)
+        if plain:
+            inputs, outputs = facts.inputs(plain), facts.outputs(plain)
+            fn = function_of([facts.eqns[i] for i in plain], inputs, outputs)
+            env.update(zip(outputs, fn(*map(read, inputs)), strict=True))
+        if isinstance(item, Layers):
+            run_layers(facts, item, env)
+        elif isinstance(item, Bodies):
+            eqn = facts.eqns[item.start]
+            env.update(zip(eqn.outvars, _with_bodies(eqn, item, [read(v) for v in eqn.invars]), strict=True))
+        at = end if item is None else item.stop
+    return [read(v) for v in facts.jaxpr.outvars]
+
+
+def _with_bodies(eqn: jex.JaxprEqn, item: Bodies, args: list) -> list:
+    name, key = eqn.primitive.name, body_key(eqn)
+    given = eqn.params[key]
+    many = isinstance(given, (tuple, list))
+    programs = [body_of(param) for param in (given if many else (given,))]
+    functions: list[Any] = [
+        lambda *args, plan=plan, consts=consts: run(plan, consts, args)
+        for plan, (_, consts) in zip(item.plans, programs, strict=True)
+    ]
+    if name == "shard_map" or name in USER_CHECKPOINT:
+        (body,) = functions
+        if name == "shard_map":
+            body = jax.shard_map(
+                body,
+                mesh=eqn.params["mesh"],
+                in_specs=tuple(eqn.params["in_specs"]),
+                out_specs=list(eqn.params["out_specs"]),
+                check_vma=eqn.params["check_vma"],
+                axis_names=set(eqn.params["newly_manual_axes"]),
+            )
+        else:
+            body = jax.checkpoint(body, policy=eqn.params["policy"], prevent_cse=bool(prevents_cse(eqn)))
+        with scope_of(eqn):
+            return body(*args)
+    new = [
+        jax.make_jaxpr(fn)(*[v.aval for v in jaxpr.invars])
+        for fn, (jaxpr, _) in zip(functions, programs, strict=True)
+    ]
+    values = {v: value for v, value in zip(eqn.invars, args, strict=True) if is_value(v)}
+    changed = eqn.replace(params=eqn.params | {key: tuple(new) if many else new[0]})
+    return function_of([changed], list(values), eqn.outvars)(*values.values())
