@@ -9,6 +9,7 @@ import jax
 from jaxmem.analysis._asked import asked_of
 from jaxmem.analysis._compiled import CompiledProgram, compile_program
 from jaxmem.analysis._details import details
+from jaxmem.analysis._draws import how_it_draws
 from jaxmem.analysis._facts import memory_facts
 from jaxmem.analysis._jaxpr_flops import JaxprFlops
 from jaxmem.analysis._phases import told_phases
@@ -72,6 +73,7 @@ def build_report(program: Program, target: Target) -> MemoryReport:
     assert made is not None
     _refuse_miscompiled(made, program)
     facts = memory_facts(made, program.name, target)
+    jaxpr = known(program.jaxpr)
     modelled = known(program.modelled_flops)
     recompute = _recomputed(made, modelled, facts.devices)
     shown, names = facts.memory, known(program.saved_names)
@@ -84,8 +86,8 @@ def build_report(program: Program, target: Target) -> MemoryReport:
         peak_bytes=facts.peak_bytes,
         capacity_bytes=facts.capacity_bytes,
         recomputes=bool(recompute or (modelled and modelled.recompute)),
+        **how_it_draws(jaxpr),
     )
-    jaxpr = known(program.jaxpr)
     buffers = details(made, facts.peak_bytes, shown.generated_code_bytes, asked, program.kind_of, names, jaxpr)
     time = _time(made, target)
     phases, fits, fits_reason = told_phases(program.phases, facts)

@@ -176,12 +176,14 @@ def compute_narrow(asked: Asked) -> Cure:
     if asked.config is None:
         return Cure(f"Compute in {dtype}{older}: cast parameters and batch where the loss begins{scaled}.")
     if asked.may_undo_recomputation:
-        unproven = (
-            "16 bits may cost bytes here, not save them: with random bits in 16-bit layers a TPU's compiler can undo "
-            "their recomputation. Compile both before you choose:"
+        why = (
+            "with random bits in 16-bit layers a TPU's compiler can undo their recomputation, unless the masks are "
+            "fenced. Compile before you choose:"
         )
         return Cure(
-            f'{unproven} MemoryConfig(precision="{dtype}") beside this config.', f"{unproven} {command}.", configs
+            f'16 bits may cost bytes here: {why} MemoryConfig(precision="{dtype}", random="fenced").',
+            f"16 bits may cost bytes here: {why} {asked.command('analyze', precision=dtype, random='fenced')}.",
+            asked.configs(precision=dtype, random="fenced"),
         )
     python = f'Compute in 16 bits: MemoryConfig(precision="{dtype}") keeps float32 parameters beside it{scaled}{older}.'
     shell = f"Compute in 16 bits: {command} says what it comes to; parameters stay float32{scaled}{older}."
@@ -204,14 +206,34 @@ def larger_share(asked: Asked) -> Cure:
     return Cure(python, f"{python} {asked.command('analyze').replace('jaxmem', f'{more} jaxmem', 1)} counts with it.")
 
 
-def draw_by_hardware(asked: Asked) -> Cure:
-    """Against random bits: a generator that makes them where they are used."""
-    numbers = "(other numbers, as random), or drop out a smaller array."
+_FENCE = "jax.lax.optimization_barrier round each mask"
+
+
+def draw_apart(asked: Asked) -> Cure | None:
+    """Against random bits: fences round masks, with the same numbers; a generator that draws fast, with others.
+
+    None where both are there already. On GPUs fences were never seen to save bytes.
+    """
+    fence, generator = not asked.fenced and asked.platform != "gpu", not asked.by_hardware
+    if not fence and not generator:
+        return None
+    unproven = " Not compiled: what it saves, the target's compiler tells."
+    if asked.config is None:
+        ways = [f"{_FENCE}, or jaxmem.random_bits.fenced round the loss, with the same numbers"] if fence else []
+        ways += ["jax.config.update('jax_default_prng_impl', 'rbg'), with other numbers"] if generator else []
+        return Cure(f"Draw random bits apart from what reads them: {'; or '.join(ways)}.{unproven}")
+    ways = [({"random": "fenced"}, "the same numbers")] if fence else []
+    ways += [({"generator": "rbg"}, "other numbers, by the hardware's generator")] if generator else []
+    python, shell, configs = [], [], []
+    for setting, numbers in ways:
+        ((field, value),) = setting.items()
+        python.append(f'MemoryConfig({field}="{value}"), {numbers}')
+        shell.append(f"{asked.command('analyze', **setting)}, {numbers}")
+        configs += asked.configs(**setting)
     return Cure(
-        f"Use the hardware's generator, jax.config.update('jax_default_prng_impl', 'rbg') {numbers}",
-        "Use the hardware's generator: "
-        + asked.command("analyze").replace("jaxmem", "JAX_DEFAULT_PRNG_IMPL=rbg jaxmem", 1)
-        + f" {numbers}",
+        f"Draw random bits apart from what reads them: {'; or '.join(python)}.{unproven}",
+        f"Draw random bits apart from what reads them: {'; or '.join(shell)}.{unproven}",
+        tuple(configs),
     )
 
 

@@ -28,7 +28,8 @@ def run_one_by_one(step: TrainStep, batch: Any, given: TrainState | None, rng: A
     """
     steps, workload = step.config.accumulation_steps, step.workload
     keeping = dataclasses.replace(workload, optimizer=keep_gradients(), batch=batch)
-    plain = TrainStep(StepSpec.of(keeping, MemoryConfig(), step.spec.mesh_here))
+    config = MemoryConfig(generator=step.config.generator)
+    plain = TrainStep(StepSpec.of(keeping, config, step.spec.mesh_here))
     whole = jax.tree.map(_unplaced, batch)  # so that rows can be cut whatever they are sharded over
     micros = [
         plain.spec.put(accumulate.micro_batch(whole, index, steps, batch_axes=workload.batch_axes), uneven=True)
@@ -36,7 +37,7 @@ def run_one_by_one(step: TrainStep, batch: Any, given: TrainState | None, rng: A
     ]
     state = start_state(plain, given, rng)
     trainable, frozen = partition(state.params, workload.trainable)
-    loss = configured_loss(workload, MemoryConfig(), frozen)
+    loss = configured_loss(workload, config, frozen)
     terms = []
     with plain.spec.entered():
         key = jax.random.fold_in(state.rng, state.window)

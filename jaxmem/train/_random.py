@@ -1,13 +1,87 @@
 """Random bits as a lever: whether masks are fenced, and which generator draws."""
 
-from jaxmem.targets import Target
-from jaxmem.train._lever import Lever
-from jaxmem.train._spec import StepSpec
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from jaxmem import random_bits
+from jaxmem._settled import AS_WRITTEN
+from jaxmem._signatures import declares
+from jaxmem._units import format_bytes
+from jaxmem.random_bits import GIVEN, generator_of, is_key
+from jaxmem.targets import Target, on_target
+from jaxmem.train._lever import Lever, Told
+from jaxmem.train._spec import StepSpec, once
+
+# Chips whose compiler was never seen to make a step larger or slower by fences, by what JAX calls a device.
+_FENCED_ON = frozenset({"TPU v5 lite"})
+
+
+def drawn(spec: StepSpec) -> random_bits.Drawn:
+    """What the loss draws for one micro-batch, traced once for all settings of a step that share a plain one."""
+    return _drawn(spec.without_remat().in_form(AS_WRITTEN))
+
+
+@once
+def _drawn(spec: StepSpec) -> random_bits.Drawn:
+    with spec.entered():
+        return random_bits.drawn(spec.whole_loss, *spec.loss_arguments())
+
+
+def _keys(spec: StepSpec) -> list[Any] | None:
+    """The step's keys: that of a loss that takes one, those in the model state; None where tracing alone would tell."""
+    given, asks = spec.given()[1], declares(spec.workload.loss_fn, "rng")
+    if given is None and spec.workload.state is not None:
+        return None
+    return [*([spec.rng] if asks else []), *filter(is_key, jax.tree.leaves(given))]
 
 
 def _form(spec: StepSpec, target: Target) -> dict[str, str]:
     asked = spec.config.random
-    return {"random": "free" if asked == "auto" else asked}
+    kind = target.devices[0].device_kind if target.chip is None else target.chip.kind
+    return {"random": asked if asked != "auto" else "fenced" if kind in _FENCED_ON else "free"}
 
 
-LEVER = Lever(form=_form)
+def _rivals(spec: StepSpec, target: Target) -> Iterator[dict[str, str]]:
+    if spec.config.random != "auto" or _keys(spec) == []:
+        return
+    with on_target(target):
+        masks = drawn(spec).masks
+    if masks:
+        yield {"random": "free" if _form(spec, target)["random"] == "fenced" else "fenced"}
+
+
+def _idle(spec: StepSpec) -> Iterator[str]:
+    keys, generator = _keys(spec), spec.config.generator
+    if generator == GIVEN or keys is None:
+        return
+    if not keys:
+        yield f"generator={generator!r} does nothing, as neither the loss nor the model state takes a key of the step."
+    elif all(generator_of(key) == generator for key in keys):
+        yield f"generator={generator!r} does nothing, as the step's key is of that generator."
+
+
+def _told(spec: StepSpec, target: Target) -> Told:
+    config, fenced = spec.config, spec.settled is not None and spec.settled.random == "fenced"
+    if _keys(spec) == [] and config.random != "fenced":
+        return Told()
+    notes, news = [], []
+    if fenced:
+        found = drawn(spec)
+        if found.masks:
+            masks = "1 random mask is" if found.masks == 1 else f"{found.masks} random masks are"
+            news.append(
+                f"{masks} fenced, {format_bytes(found.mask_bytes)} a micro-batch at a byte an element: each is drawn "
+                "by itself, and not with what reads it."
+            )
+        elif config.random == "fenced":
+            notes.append(
+                f"random='fenced' does nothing, as the loss draws no mask of at least {random_bits.LEAST} elements."
+            )
+    if config.generator != GIVEN and not any(True for _ in _idle(spec)) and not drawn(spec).draws:
+        notes.append(f"generator={config.generator!r} does nothing, as the loss draws no random numbers.")
+    return Told(notes=tuple(notes), news=tuple(news))
+
+
+LEVER = Lever(form=_form, rivals=_rivals, idle=_idle, told=_told)

@@ -229,7 +229,7 @@ class Verifier:
     def _reference(self, step: TrainStep, reference: TrainStep | None, batch, rng) -> tuple[Outcome, str]:
         """What is compared with, and that in words; TooLarge again where it was once."""
         steps = step.config.accumulation_steps
-        key = (id(reference or step.workload), step.mesh, 0 if reference else steps)
+        key = (id(reference or step.workload), step.mesh, 0 if reference else steps, step.config.generator)
         if key not in self._references:
             self.progress("computing reference gradients")
             try:
@@ -246,7 +246,8 @@ class Verifier:
             return run_step(reference, batch, self.state, rng, self.limit_bytes), "the reference step"
         steps = step.config.accumulation_steps
         if steps == 1 or self._plain_loss(step, batch).separable:
-            plain = TrainStep(StepSpec.of(step.workload, MemoryConfig(), step.spec.mesh_here))
+            config = MemoryConfig(generator=step.config.generator)  # another generator draws other numbers
+            plain = TrainStep(StepSpec.of(step.workload, config, step.spec.mesh_here))
             return run_step(plain, batch, self.state, rng, self.limit_bytes), "the plain step on the whole batch"
         outcome = run_one_by_one(step, batch, self.state, rng, self.limit_bytes)
         words = "plain micro-batches one by one, as model state or random numbers make the whole batch another matter"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from jaxmem._units import format_bytes
-from jaxmem.analysis._cures import MOST_SHARE, WHOLE_TILES, Asked, donate, draw_by_hardware, is_random, larger_share
+from jaxmem.analysis._cures import MOST_SHARE, WHOLE_TILES, Asked, donate, draw_apart, is_random, larger_share
 from jaxmem.analysis._donation import Undonated
 from jaxmem.analysis._records import Buffer, DonationMiss, Finding
 from jaxmem.analysis.findings._words import common, groups, names, within
@@ -112,11 +112,11 @@ def draws(module: Module) -> bool:
 
 
 def random_bits(activations: Sequence[Buffer], asked: Asked) -> list[Finding]:
-    """Random bits, for dropout or the like."""
+    """Random bits, for dropout or the like, that may be drawn otherwise."""
     group = [b for b in activations if b.shape.startswith(("u32[", "u64[")) and is_random(b.op_name)]
-    if not group:
+    cure = draw_apart(asked)
+    if not group or cure is None:
         return []
-    cure = draw_by_hardware(asked)
     return [
         Finding(
             kind="random_bits",

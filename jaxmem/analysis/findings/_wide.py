@@ -20,7 +20,7 @@ def wide(activations: Sequence[Buffer], module: Module, asked: Asked) -> list[Fi
         return [
             Finding(
                 kind="float32",
-                size_bytes=0 if asked.may_undo_recomputation else size // 2,
+                size_bytes=0 if asked.draws_and_recomputes else size // 2,
                 estimated=True,
                 title=f"{format_bytes(size)} of activations are computed in {floats[0].shape.split('[')[0]}",
                 evidence=names(sorted(floats, key=lambda b: -b.size_bytes)),

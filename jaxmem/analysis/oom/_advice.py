@@ -83,7 +83,7 @@ def _activations(said: OomExplanation) -> Iterable[OomAdvice]:
         yield OomAdvice(
             title=f"compute in {_cures.narrow_dtype(asked)}",
             how=_cures.compute_narrow(asked).shell,
-            saves_bytes=None if asked.may_undo_recomputation else _sum(wide) // 2,
+            saves_bytes=None if asked.draws_and_recomputes else _sum(wide) // 2,
             because=f"float32 activations: {_named(wide)}",
         )
 
