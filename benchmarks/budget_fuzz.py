@@ -90,7 +90,7 @@ def one(seed: int) -> tuple[str, float, str]:
     options = {"objective": objective, "offload": bool(rng.integers(4) == 0)}
     order, roll = ("free", "tied", "tied", "head")[rng.integers(4)], bool(rng.integers(2))
     fence, budget = bool(rng.integers(2)), bool(rng.integers(3))
-    fn = fenced(program.fn) if fence else program.fn
+    fn = fenced(program.fn, least=1) if fence else program.fn
     fn = rolled(fn) if roll else fn
     want = differentiated(program, program.fn, jit)
     done = {"16 bits": program.low_precision, order: True, "rolled": roll, "fenced": fence, str(bytes_or_share): budget}
