@@ -103,7 +103,9 @@ class ResidualPlan:
         def decided(*args, **kwargs):
             call = Call(fn, args, kwargs)
             program = program_of(call, call.leaves)
-            return call.result(apply_choices(program, self.problem, self.assignment, order)(*program.consts, *call.leaves))
+            return call.result(
+                apply_choices(program, self.problem, self.assignment, order)(*program.consts, *call.leaves)
+            )
 
         return decided
 

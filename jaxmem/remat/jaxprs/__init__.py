@@ -4,8 +4,8 @@ from jaxmem.remat.jaxprs._call import Call as Call
 from jaxmem.remat.jaxprs._equations import BODIES as BODIES
 from jaxmem.remat.jaxprs._equations import CHEAP as CHEAP
 from jaxmem.remat.jaxprs._equations import STACKED as STACKED
-from jaxmem.remat.jaxprs._equations import USER_CHECKPOINT as USER_CHECKPOINT
 from jaxmem.remat.jaxprs._equations import TIE as TIE
+from jaxmem.remat.jaxprs._equations import USER_CHECKPOINT as USER_CHECKPOINT
 from jaxmem.remat.jaxprs._equations import WATCH as WATCH
 from jaxmem.remat.jaxprs._equations import bodies as bodies
 from jaxmem.remat.jaxprs._equations import body_key as body_key

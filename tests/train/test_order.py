@@ -1,0 +1,118 @@
+"""`MemoryConfig(order="tied")` in a step: the same numbers by the same work, and what its report says."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType
+
+from jaxmem import MemoryConfig, Workload, make_train_step
+from jaxmem._settled import Settled
+from jaxmem.errors import SettingWarning
+from jaxmem.remat.jaxprs import TIE, equations_in
+from jaxmem.targets import resolve_target
+from jaxmem.train._decision import step_problem
+from jaxmem.train._order import Ties, ties
+from jaxmem.train._reduction import reduction
+from jaxmem.train._settle import rivals, settled
+from tests.remat.blocks.models import D, layer, weights
+
+PARAMS = {"layers": [weights(D, D) * i for i in (1.0, 0.5, -0.7)], "head": weights(D, 2)}
+BATCH = weights(8, D)
+CPU = resolve_target("cpu")
+ONLY_HEAD = Settled(order="head")
+
+
+def found(params, batch):
+    for w in params["layers"]:
+        batch = layer(batch, w)
+    return jnp.mean((batch @ params["head"]) ** 2)
+
+
+def marking(params, batch, memory):
+    for w in params["layers"]:
+        batch = memory.block(layer)(batch, w)
+    return jnp.mean((batch @ params["head"]) ** 2)
+
+
+def step_of(loss=found, mesh=None, **config):
+    return make_train_step(Workload(loss, PARAMS, BATCH, optax.adam(0.1)), MemoryConfig(**config), mesh=mesh)
+
+
+def after_a_step(loss=found, **config):
+    step = step_of(loss, **config)
+    state, metrics = step(step.init(), BATCH)
+    return jax.tree.leaves((state.params, metrics))
+
+
+@pytest.mark.parametrize(
+    "loss, config",
+    [
+        (found, {}),
+        (found, {"remat": "full", "accumulation_steps": 2, "precision": "float16"}),  # with a loss scale
+        (found, {"remat": "auto:0.5"}),
+        (marking, {"accumulation_steps": 2}),
+    ],
+)
+def test_a_step_computes_the_same(loss, config):
+    tied = step_of(loss, order="tied", **config)
+    assert ties(settled(tied.spec, CPU)) == Ties(3, head=True) or config["remat"] == "auto:0.5"
+    for a, b in zip(after_a_step(loss, order="tied", **config), after_a_step(loss, **config), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_donation_and_the_report():
+    free, tied = step_of(remat="full").report(), step_of(remat="full", order="tied").report()
+    assert tied.alias_bytes == free.alias_bytes > 0 and tied.flops == free.flops
+    assert tied.saved_residual_bytes == free.saved_residual_bytes and tied.recompute_flops == free.recompute_flops
+    assert any("tied: 3 blocks and the head" in line for line in tied.notes)
+    assert not any("tied" in line for line in (*free.notes, *free.warnings))
+
+
+def test_gradients_are_added_in_place_all_the_same():
+    notes = step_of(order="tied", accumulation_steps=2).report().notes
+    assert "Gradients are added in place for 4 of 4 parameters." in notes
+
+
+def test_shards_add_up_locally_all_the_same():
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2], axis_types=(AxisType.Auto,))
+    spec = step_of(mesh=mesh, order="tied").spec
+    assert reduction(settled(spec, CPU)).shards == 2
+
+
+def test_blocks_are_found_in_a_loss_without_ties():
+    spec = settled(step_of(order="tied", remat="auto:0.5").spec, CPU)
+    assert spec.settled.order == "tied"
+    program = step_problem(spec, CPU).program.closed
+    assert TIE not in {eqn.primitive.name for eqn in equations_in(program.jaxpr)}
+
+
+def test_a_form_may_tie_the_head_alone():
+    assert ties(step_of().spec.in_form(ONLY_HEAD)) == Ties(0, head=True)
+    assert ties(step_of(marking, remat="full").spec.in_form(ONLY_HEAD)) == Ties(0, head=True)
+
+
+def test_what_has_no_layers_is_told():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step = make_train_step(
+            Workload(lambda w, x: jnp.mean(jnp.tanh(x @ w)), jnp.eye(D), BATCH, optax.sgd(0.1)),
+            MemoryConfig(order="tied"),
+        )
+    with pytest.warns(SettingWarning, match='order="tied" does nothing.*neither layers'):
+        step(step.init(), BATCH)
+    with pytest.warns(SettingWarning):
+        assert any('order="tied" does nothing' in note for note in step.report().warnings)
+
+
+def test_the_other_order_is_a_rival_where_none_was_asked_for():
+    def orders(order):
+        spec = step_of(order=order).spec
+        return settled(spec, CPU).settled.order, {form.order for form in rivals(spec, CPU)}
+
+    default, others = orders("auto")
+    assert default not in others and len(others) == 1
+    assert orders("tied")[0] == "tied" and orders("free")[0] == "free"
