@@ -51,13 +51,16 @@ def _told(spec: StepSpec, target: Target) -> Told:
     copy = f"; what is stacked for it takes {stacked} (modelled)" if stacked else ""
     counts = " and ".join(str(each.count) for each in found.layers)
     return Told(
-        news=(f"{counts} equal layers run as {'one scan' if len(found.layers) == 1 else 'scans'}{copy}.", *found.refused)
+        news=(
+            f"{counts} equal layers run as {'one scan' if len(found.layers) == 1 else 'scans'}{copy}.",
+            *found.refused,
+        )
     )
 
 
 def _large(sizes: dict[str, int]) -> dict[str, int]:
     """Without keys and numbers."""
-    return {dtype: size for dtype, size in sizes.items() if size > 0.001 * max(sizes.values())}
+    return {dtype: size for dtype, size in sizes.items() if size > 0.01 * max(sizes.values())}
 
 
 LEVER = Lever(form=_form, rivals=_rivals, told=_told)

@@ -33,7 +33,7 @@ KEEPS_NOTHING = frozenset(
 KEEPS_OUTPUT = frozenset("exp exp2 tanh logistic sqrt rsqrt cbrt erf_inv".split())
 # A block can compute these for itself from arguments of the loss: the cast or slice of a weight.
 CHEAP = frozenset("convert_element_type reshape transpose squeeze expand_dims slice dynamic_slice rev unstack".split())
-# The scope in which `remat.roll` stacks the parameters of layers. The stack is there for both passes, as an argument is.
+# The scope in which `remat.roll` stacks the parameters of layers: as an argument, the stack is there for both passes.
 STACKED = "stacked_layers"
 # Primitives whose bodies are looked into, and the parameter with the body. Custom rules stay opaque: differentiation
 # follows the rule, so a block in the primal would have no effect.
@@ -65,7 +65,9 @@ def equations_in(jaxpr) -> Iterator[jex.JaxprEqn]:
 
 def is_stacking(eqn) -> bool:
     """Whether an equation is a part of what stacks the parameters of rolled layers."""
-    return eqn.primitive.name in ("stack", "broadcast_in_dim", "concatenate") and name_stack(eqn).split("/")[-1] == STACKED
+    return (
+        eqn.primitive.name in ("stack", "broadcast_in_dim", "concatenate") and name_stack(eqn).split("/")[-1] == STACKED
+    )
 
 
 def is_float(aval: Any) -> bool:

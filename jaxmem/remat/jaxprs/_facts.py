@@ -43,9 +43,7 @@ class Facts:
       marked: checkpoints of the user's own count as what is in them; else they are no work.
     """
 
-    def __init__(
-        self, jaxpr: jex.Jaxpr, free: frozenset, known: dict[Any, Any] | None = None, *, marked: bool = False
-    ):
+    def __init__(self, jaxpr: jex.Jaxpr, free: frozenset, known: dict[Any, Any] | None = None, *, marked: bool = False):
         self.jaxpr, self.eqns, self.known = jaxpr, jaxpr.eqns, {} if known is None else known
         self.marked = marked
         self.made_at = {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}

@@ -7,7 +7,7 @@ import jax.extend.core as jex
 
 from jaxmem._compat import effect_names
 from jaxmem.remat.jaxprs import CHEAP, USER_CHECKPOINT, Facts, is_float, is_value, num_bytes
-from jaxmem.remat.roll._same import Different, as_one, fresh, same_literal, same_type
+from jaxmem.remat.roll._same import Different, Parallel, as_one, fresh, same_literal, same_type
 
 # Effects that a scan has once a step, in order.
 _EFFECTS = frozenset({"NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"})
@@ -167,9 +167,8 @@ class _Columns:
             invars = []
             for atoms in self.atoms(j):
                 maker = self.inside(atoms)
-                if maker is not None and maker not in self.hoisted:
-                    invars.append(atoms[0])
-                elif not any(map(is_value, atoms)) and _all_same(atoms):
+                same_number = not any(map(is_value, atoms)) and _all_same(atoms)
+                if same_number or (maker is not None and maker not in self.hoisted):
                     invars.append(atoms[0])
                 else:
                     invars.append(outside(tuple(self.alias.get(a, a) if is_value(a) else a for a in atoms)))
@@ -178,8 +177,8 @@ class _Columns:
                 eqn = eqn.replace(params=eqn.params | {"prevent_cse": False})  # a scan needs no barrier
             eqns.append(eqn.replace(invars=[*invars, *(var for var, _ in lifted)]))
         carries = self._carries(waiting, found, outside)
-        if not any(is_float(c.var.aval) for c in carries):
-            raise Different("none of them reads what another makes")
+        if not any(is_float(c.var.aval) and c.var.aval.size > 1 for c in carries):  # a sum joins parallel branches, too
+            raise Parallel
         return Layers(
             start=self.units[0][0],
             stop=self.units[-1][1],
@@ -216,8 +215,8 @@ class _Columns:
         found = []
         for j in kept:
             for outvars in zip(*(eqn.outvars for eqn in self.eqns[j]), strict=True):
-                if any(map(read, outvars)):
-                    found.append((outvars[0], tuple(v if read(v) else None for v in outvars)))
+                values = tuple(v if read(v) else None for v in outvars)
+                found += [(outvars[0], values)] if any(values) else []
         return found
 
 

@@ -1,7 +1,7 @@
 """Where like layers are in a program and in the bodies in it, and how it runs with them in scans."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from jaxmem.remat.jaxprs import (
 )
 from jaxmem.remat.roll._layers import Layers, layers_of
 from jaxmem.remat.roll._run import array_of, run_layers
-from jaxmem.remat.roll._same import Different
+from jaxmem.remat.roll._same import Different, Parallel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,29 +89,42 @@ def _planned(facts: Facts) -> Plan:
         units = find_repeat(facts, tokens, start, stop) if facts.num_heavy(start, stop) > 1 else []
         if not units:
             return inside(start, stop)
-        found = _longest(facts, units, refused)
-        if not found:
-            left, right = units[0][0], units[-1][1]
-            return search(start, left) + inside(left, right) + search(right, stop)
-        items, at = [], start
-        for layers in found:
-            items += (search if layers is found[0] else inside)(at, layers.start)
-            items.append(layers)
+        items, at = [], units[0][0]
+        for layers in _longest(facts, units, refused):
+            items += between(at, layers.start, units) + [layers]
             at = layers.stop
-        return items + search(at, stop)
+        last = units[-1][1]
+        return search(start, units[0][0]) + items + between(at, last, units) + search(last, stop)
+
+    def between(start: int, stop: int, units: list) -> list:
+        """What is in units that are not rolled: two calls of an encoder hold layers each."""
+        return [item for unit in units if start <= unit[0] < stop for item in search(*unit)]
 
     def inside(start: int, stop: int) -> list:
         items = []
         for i in range(start, stop):
             eqn = facts.eqns[i]
             if facts.heavy[i] and body_key(eqn) and not is_nested_scan(eqn) and not nested_segments(eqn):
-                plans = tuple(_planned(facts.of_body(eqn, which)) for which in range(len(bodies(eqn))))
+                plans = _of_bodies(facts, eqn)
                 if any(plan.items or plan.refused for plan in plans):
                     items.append(Bodies(start=i, plans=plans))
         return items
 
     items = search(0, len(facts.eqns))
     return Plan(facts=facts, items=tuple(items), refused=tuple(dict.fromkeys(refused)))
+
+
+def _of_bodies(facts: Facts, eqn: jex.JaxprEqn) -> tuple[Plan, ...]:
+    if eqn.primitive.name != "shard_map":
+        return tuple(_planned(facts.of_body(eqn, which)) for which in range(len(bodies(eqn))))
+    found = []
+
+    def body(*args):  # rules of custom derivatives are traced, which needs the axes of the mesh
+        found.append(_planned(facts.of_body(eqn)))
+        return jex.jaxpr_as_fun(jex.ClosedJaxpr(bodies(eqn)[0], ()))(*args)
+
+    jax.make_jaxpr(_shard_map(eqn, body))(*[v.aval for v in eqn.invars])
+    return (found[0],)
 
 
 def _longest(facts: Facts, units: list[tuple[int, int]], refused: list[str]) -> list[Layers]:
@@ -123,6 +136,8 @@ def _longest(facts: Facts, units: list[tuple[int, int]], refused: list[str]) -> 
         while low <= high:  # what holds for a run holds for a part of it
             try:
                 best, low = layers_of(facts, units[first:tried]), tried + 1
+            except Parallel:
+                return found
             except Different as reason:
                 why, high = why or str(reason), tried - 1
             tried = (low + high) // 2
@@ -177,22 +192,25 @@ def _with_bodies(eqn: jex.JaxprEqn, item: Bodies, args: list) -> list:
     if name == "shard_map" or name in USER_CHECKPOINT:
         (body,) = functions
         if name == "shard_map":
-            body = jax.shard_map(
-                body,
-                mesh=eqn.params["mesh"],
-                in_specs=tuple(eqn.params["in_specs"]),
-                out_specs=list(eqn.params["out_specs"]),
-                check_vma=eqn.params["check_vma"],
-                axis_names=set(eqn.params["newly_manual_axes"]),
-            )
+            body = _shard_map(eqn, body)
         else:
             body = jax.checkpoint(body, policy=eqn.params["policy"], prevent_cse=bool(prevents_cse(eqn)))
         with scope_of(eqn):
             return body(*args)
     new = [
-        jax.make_jaxpr(fn)(*[v.aval for v in jaxpr.invars])
-        for fn, (jaxpr, _) in zip(functions, programs, strict=True)
+        jax.make_jaxpr(fn)(*[v.aval for v in jaxpr.invars]) for fn, (jaxpr, _) in zip(functions, programs, strict=True)
     ]
     values = {v: value for v, value in zip(eqn.invars, args, strict=True) if is_value(v)}
     changed = eqn.replace(params=eqn.params | {key: tuple(new) if many else new[0]})
     return function_of([changed], list(values), eqn.outvars)(*values.values())
+
+
+def _shard_map(eqn: jex.JaxprEqn, body: Callable) -> Callable:
+    return jax.shard_map(
+        body,
+        mesh=eqn.params["mesh"],
+        in_specs=tuple(eqn.params["in_specs"]),
+        out_specs=list(eqn.params["out_specs"]),
+        check_vma=eqn.params["check_vma"],
+        axis_names=set(eqn.params["newly_manual_axes"]),
+    )

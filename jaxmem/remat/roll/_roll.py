@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 
 from jaxmem.remat.jaxprs import Call, body_of
 from jaxmem.remat.roll._plan import Plan, plan_of, run
@@ -116,6 +115,4 @@ def what_rolls(fn: Callable, *args, **kwargs) -> Rolled:
 
 def _told(plan: Plan):
     for name, layers, stacked in plan.all_layers():
-        yield RolledLayers(
-            name=name, count=layers.count, num_equations=len(layers.eqns), stacked_bytes=stacked
-        )
+        yield RolledLayers(name=name, count=layers.count, num_equations=len(layers.eqns), stacked_bytes=stacked)

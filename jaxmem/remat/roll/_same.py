@@ -12,13 +12,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem._compat import call_to_inline, prune, varying_axes, with_more_inputs
-from jaxmem.remat.jaxprs import USER_CHECKPOINT, body_key, body_of, function_of, is_float, is_on_host, is_value, jaxpr_of
+from jaxmem.remat.jaxprs import (
+    USER_CHECKPOINT,
+    body_key,
+    body_of,
+    function_of,
+    is_float,
+    is_on_host,
+    is_value,
+    jaxpr_of,
+)
 
 _DEPTH = 12  # of what a closure may hold
 
 
 class Different(Exception):
     """Why equations of several layers cannot be one."""
+
+
+class Parallel(Different):
+    """They are alike, and none reads what another makes: no layers."""
 
 
 class Lifted(NamedTuple):
@@ -181,7 +194,9 @@ def same(a: Any, b: Any, depth: int = 0) -> bool:
         return a.keys() == b.keys() and all(again(a[k], b[k]) for k in a)
     if isinstance(a, (np.ndarray, jax.Array)):
         plain = not jnp.issubdtype(a.dtype, jax.dtypes.extended)
-        return a.shape == b.shape and a.dtype == b.dtype and plain and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        return (
+            a.shape == b.shape and a.dtype == b.dtype and plain and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        )
     if isinstance(a, functools.partial):
         return again((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
     if isinstance(a, types.MethodType):
@@ -209,9 +224,7 @@ def _same_program(a, b) -> bool:
     def atoms(these, those) -> bool:
         pairs = zip(these, those, strict=True)
         return all(
-            same_type(x, y)
-            and is_value(x) == is_value(y)
-            and (seen.get(x) is y if is_value(x) else same_literal(x, y))
+            same_type(x, y) and is_value(x) == is_value(y) and (seen.get(x) is y if is_value(x) else same_literal(x, y))
             for x, y in pairs
         )
 
