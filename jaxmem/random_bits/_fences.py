@@ -123,7 +123,7 @@ class _Fences:
         bits = {v for v, yes in zip(jaxpr.invars, given, strict=True) if yes}
         even: set = set()  # the same for every element, or made from nothing: a rate, an iota
         masks = mask_bytes = 0
-        eqns = []
+        eqns, by_hand = [], {v for eqn in jaxpr.eqns if eqn.primitive is _barrier() for v in eqn.invars if is_value(v)}
         for eqn in jaxpr.eqns:
             atoms = [v for v in eqn.invars if is_value(v)]
             if body_key(eqn) in eqn.params:
@@ -132,10 +132,10 @@ class _Fences:
                 masks, mask_bytes = masks + more, mask_bytes + more_bytes
             elif eqn.primitive.name in _SOURCES:
                 bits.update(eqn.outvars)
-            elif bits.isdisjoint(atoms):
+            elif bits.isdisjoint(atoms) or eqn.primitive is _barrier():
                 if all(v in even or _is_single(v) for v in atoms):
                     even.update(eqn.outvars)
-            elif self._is_mask(eqn):
+            elif self._is_mask(eqn) and by_hand.isdisjoint(eqn.outvars):
                 masks, mask_bytes = masks + 1, mask_bytes + num_bytes(eqn.outvars[0].aval)
                 eqns += _with_fence(eqn)
                 continue

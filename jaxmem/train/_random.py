@@ -1,7 +1,6 @@
 """Random bits as a lever: whether masks are fenced, and which generator draws."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
@@ -29,12 +28,14 @@ def _drawn(spec: StepSpec) -> random_bits.Drawn:
         return random_bits.drawn(spec.whole_loss, *spec.loss_arguments())
 
 
-def _keys(spec: StepSpec) -> list[Any] | None:
-    """The step's keys: that of a loss that takes one, those in the model state; None where tracing alone would tell."""
-    given, asks = spec.given()[1], declares(spec.workload.loss_fn, "rng")
-    if given is None and spec.workload.state is not None:
+def _generators(spec: StepSpec) -> set[str] | None:
+    """Those of the step's keys, of a loss that takes one and in the model state; None where only tracing would tell."""
+    workload, state = spec.workload, spec.given()[1]
+    if state is None and workload.state is not None:
         return None
-    return [*([spec.rng] if asks else []), *filter(is_key, jax.tree.leaves(given))]
+    # Without a key of the workload's own it is one of JAX's default, as a raw one is; none can be made for a target.
+    asked = {generator_of(workload.rng)} if declares(workload.loss_fn, "rng") else set()
+    return asked | {generator_of(leaf) for leaf in jax.tree.leaves(state) if is_key(leaf)}
 
 
 def _form(spec: StepSpec, target: Target) -> dict[str, str]:
@@ -44,7 +45,7 @@ def _form(spec: StepSpec, target: Target) -> dict[str, str]:
 
 
 def _rivals(spec: StepSpec, target: Target) -> Iterator[dict[str, str]]:
-    if spec.config.random != "auto" or _keys(spec) == []:
+    if spec.config.random != "auto" or _generators(spec) == set():
         return
     with on_target(target):
         masks = drawn(spec).masks
@@ -53,18 +54,18 @@ def _rivals(spec: StepSpec, target: Target) -> Iterator[dict[str, str]]:
 
 
 def _idle(spec: StepSpec) -> Iterator[str]:
-    keys, generator = _keys(spec), spec.config.generator
-    if generator == GIVEN or keys is None:
+    found, generator = _generators(spec), spec.config.generator
+    if generator == GIVEN or found is None:
         return
-    if not keys:
+    if not found:
         yield f"generator={generator!r} does nothing, as neither the loss nor the model state takes a key of the step."
-    elif all(generator_of(key) == generator for key in keys):
+    elif found == {generator}:
         yield f"generator={generator!r} does nothing, as the step's key is of that generator."
 
 
 def _told(spec: StepSpec, target: Target) -> Told:
     config, fenced = spec.config, spec.settled is not None and spec.settled.random == "fenced"
-    if _keys(spec) == [] and config.random != "fenced":
+    if _generators(spec) == set() and config.random != "fenced":
         return Told()
     notes, news = [], []
     if fenced:

@@ -16,8 +16,9 @@ from jaxmem.analysis._cures import (
     recompute,
     sensible_budget,
 )
+from jaxmem.analysis._draws import how_it_draws
 from jaxmem.analysis._records import Buffer
-from jaxmem.analysis.findings._buffers import draws, small_share
+from jaxmem.analysis.findings._buffers import draws, random_bits, small_share
 from jaxmem.analysis.findings._wide import wide
 from jaxmem.analysis.hlo._parse import parse_hlo
 from jaxmem.budget import parse_budget
@@ -89,11 +90,54 @@ def test_no_saving_is_claimed_where_a_tpu_may_undo_recomputation():
     module = parse_hlo(text.compile().as_text())
     assert draws(module)
     kept = [Buffer(name="a", kind="activations", shape="f32[1024]", layout="f32[1024]", size_bytes=4096)]
-    for target, remat, claimed in ((V5E, "full", 0), (V5E, "none", 2048), (H100, "full", 2048)):
-        known = asked(target, config=jaxmem.MemoryConfig(remat=remat), draws=True, recomputes=remat == "full")
+    for target, remat, fenced, claimed in (
+        (V5E, "full", False, 0),
+        (V5E, "full", True, 0),
+        (V5E, "none", False, 2048),
+        (H100, "full", False, 2048),
+    ):
+        config = jaxmem.MemoryConfig(remat=remat)
+        known = asked(target, config=config, draws=True, recomputes=remat == "full", fenced=fenced)
         (finding,) = wide(kept, module, known)
         assert finding.size_bytes == claimed
-        assert ("may cost bytes" in finding.cure) == ("Compile both" in finding.shell) == (claimed == 0)
+        harms = claimed == 0 and not fenced
+        assert ("may cost bytes" in finding.cure) == ("may cost bytes" in finding.shell) == harms
+        (proposed,) = map(jaxmem.MemoryConfig.from_json, finding.configs)
+        assert proposed == jaxmem.MemoryConfig(
+            remat=remat, precision="bfloat16", random="fenced" if harms else config.random
+        )
+
+
+def test_random_bits_are_cured_by_what_is_not_there_yet():
+    bits = [Buffer(name="a", kind="activations", shape="u32[1024]", size_bytes=4096, op_name="jit(f)/random_bits")]
+
+    def proposed(target=V5E, **known):
+        return [
+            {field: getattr(jaxmem.MemoryConfig.from_json(text), field) for field in ("random", "generator")}
+            for finding in random_bits(bits, asked(target, **known))
+            for text in finding.configs
+        ]
+
+    fence, rbg = {"random": "fenced", "generator": "given"}, {"random": "auto", "generator": "rbg"}
+    assert proposed() == [fence, rbg]
+    assert proposed(fenced=True) == proposed(H100) == [rbg]  # on a GPU fences were never seen to save bytes
+    assert proposed(by_hardware=True) == [fence]
+    assert proposed(by_hardware=True, fenced=True) == []
+    (finding,) = random_bits(bits, asked(V5E))
+    assert "Not compiled" in finding.cure and "--random fenced`, the same numbers" in finding.shell
+    (finding,) = random_bits(bits, asked(V5E, config=None))
+    assert "optimization_barrier" in finding.cure and "'rbg'" in finding.cure and not finding.configs
+    assert random_bits([], asked(V5E)) == []
+
+
+def test_a_program_tells_how_it_draws():
+    def draw(impl, fence):
+        fn = jax.jit(lambda key: fence(jax.random.bernoulli(key, shape=(8,))))
+        return how_it_draws(jax.make_jaxpr(fn)(jax.random.key(0, impl=impl)))
+
+    assert draw("rbg", jax.lax.optimization_barrier) == {"fenced": True, "by_hardware": True}
+    assert draw("threefry2x32", lambda mask: mask) == {"fenced": False, "by_hardware": False}
+    assert how_it_draws(None) == {}
 
 
 def test_a_larger_share_of_the_gpu_is_a_cure_where_it_is_enough():
