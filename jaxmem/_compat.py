@@ -234,6 +234,17 @@ def _name_additions(scope: str, jaxpr):
     return jaxpr if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)) else jaxpr.replace(eqns=eqns)
 
 
+def lower_otherwise(primitive: jex.Primitive, platform: str, rule: Callable) -> None:
+    """Lowers a primitive for a platform by `rule(default, context, *args, **params)`, for as long as the process lives.
+
+    `default` is JAX's own rule, which only the private table of rules has.
+    """
+    from jax.interpreters import mlir
+
+    default = mlir._lowerings[primitive].rule
+    mlir.register_lowering(primitive, functools.partial(rule, default), platform=platform)
+
+
 def register_cuda_plugin() -> None:
     """Registers JAX's CUDA plugin on a machine without a driver, so that its compiler can be used.
 

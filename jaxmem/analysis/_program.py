@@ -90,8 +90,8 @@ class Program(Brief, identity=("name", "remat", "shards")):
             with on_target(target) if target is not None else contextlib.nullcontext():
                 return own.lower()
 
-        fields = {"modelled_flops": lambda: jaxpr_flops(own.jaxpr), "jaxpr": lambda: own.jaxpr, **fields}
-        return cls(name=name, lower=lower, **fields)
+        made = {"lower": lower, "modelled_flops": lambda: jaxpr_flops(own.jaxpr), "jaxpr": lambda: own.jaxpr}
+        return cls(name=name, **{**made, **fields})
 
     @classmethod
     def from_compiled(cls, compiled: Any, *, name: str, platform: str) -> "Program":

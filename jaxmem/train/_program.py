@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxmem import _scan_stacks
 from jaxmem.analysis import check_compiled
 from jaxmem.targets import Target, compile_lowered, on_target, place, refusing_options, resolve_target
 from jaxmem.train._mistakes import blaming
@@ -23,6 +24,12 @@ def jitted(spec: StepSpec) -> Callable:
     here = resolve_target(None)  # it runs here, whatever it is compiled for
     options = spec.compiler_options(here.platform)
     return jax.jit(make_update(settled(spec, here)), donate_argnums=0, compiler_options=options)
+
+
+def run(spec: StepSpec, state: TrainState, batch: Any) -> Any:
+    """The step, run on this machine; the first call compiles it."""
+    with _scan_stacks.apart():
+        return jitted(spec)(state, batch)
 
 
 @once
@@ -58,7 +65,7 @@ class TargetProgram:
 
     def lower(self) -> jax.stages.Lowered:
         """Lowered with the target's platform as default."""
-        with on_target(self.target):
+        with on_target(self.target), _scan_stacks.apart():
             return self.traced.lower()
 
     @property
@@ -102,7 +109,8 @@ def lower_init(spec: StepSpec, target: Target) -> jax.stages.Lowered:
 def lower(spec: StepSpec, target: str | Target | None) -> jax.stages.Lowered:
     """The step lowered for a target; None is the default backend."""
     if target is None:
-        return trace_here(spec).lower()
+        with _scan_stacks.apart():
+            return trace_here(spec).lower()
     return trace_for(spec, resolve_target(target)).lower()
 
 
@@ -122,7 +130,7 @@ def compile_here(spec: StepSpec, state: TrainState, batch: Any) -> jax.stages.Co
     """The program that a call with `state` and `batch` runs; JAX compiles it once for both."""
     with blaming(spec, state, batch), refusing_options(spec.workload.compiler_options):
         placed = spec.put(batch)
-        with spec.entered(state, placed):
+        with spec.entered(state, placed), _scan_stacks.apart():
             return jitted(spec).lower(state, placed).compile()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxmem import _scan_stacks
 from jaxmem._miscompilations import told
 from jaxmem._shown import array_type
 from jaxmem.analysis import (
@@ -47,6 +48,7 @@ def program(spec: StepSpec, name: str, target: Target) -> Program:
     notes += idle_settings(spec)
     news = [line for one in said for line in one.news]
     news += map(told, spec.faults_avoided(target.platform))
+    news += _scan_stacks.told(traced.traced.jaxpr.jaxpr, target.platform)
     if traced.added is not None:
         (notes if traced.added.by_value else news).append(str(traced.added))
     fields = {field: value for one in said for field, value in one.fields.items()}
@@ -54,6 +56,7 @@ def program(spec: StepSpec, name: str, target: Target) -> Program:
     return Program.from_traced(
         traced.traced,
         target=traced.target,
+        lower=traced.lower,
         name=name,
         compiler_options=spec.compiler_options(target.platform),
         refuse_miscompiled=True,

@@ -142,7 +142,7 @@ class TrainStep:
         with blaming(spec, state, batch), refusing_options(spec.workload.compiler_options):
             placed = spec.put(batch)
             with spec.entered(state, placed):
-                return tuple(programs.jitted(spec)(state, placed))
+                return tuple(programs.run(spec, state, placed))
 
     def update(self, model: Any, state: TrainState) -> None:
         """Writes the parameters and state of a workload made by `from_nnx` back to an nnx model, copied."""

@@ -1,0 +1,136 @@
+"""Scans that fill their stacks when they begin, and not all at once, on a GPU.
+
+`lax.scan` writes what it stacks – its outputs, and what its backward pass reads – into arrays that begin as zeros. All
+zeros of one shape are one constant to XLA, which copies it for each scan; XLA:GPU before JAX 0.12 then makes all of the
+copies in one kernel, before the first of the scans begins. Of blocks that each hold a scan, the stacks of all are alive
+at once, however they are recomputed. Ten blocks of 100 steps, full remat, H100: 2305 MiB of temporaries; apart 245.
+
+So the zeros are made to depend on what the scan is given: a barrier round both. What is computed is the same.
+"""
+
+import contextlib
+import contextvars
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+import jax
+import jax.extend.core as jex
+from jax.extend.core.primitives import scan_p
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+
+from jaxmem import _compat
+
+_FIXED = (0, 12)  # the first JAX whose XLA:GPU fills a copied constant where it is read
+_LEAST = 2**20  # bytes of stacks of one shape that are worth a sentence
+_apart = contextvars.ContextVar("apart", default=False)
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """A context in which scans that are lowered for a GPU fill their stacks when they begin."""
+    if jax.__version_info__ >= _FIXED:
+        yield
+        return
+    _register()
+    token = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+
+
+@functools.cache
+def _register(platform: str = "gpu") -> None:
+    _compat.lower_otherwise(scan_p, platform, _lowered_apart)
+
+
+def _lowered_apart(default, context, *args, **params):
+    block = ir.InsertionPoint.current.block
+    before = len(block.operations)
+    outs = default(context, *args, **params)
+    if _apart.get():
+        for operation in list(block.operations)[before:]:
+            if operation.operation.name == "stablehlo.while":
+                _fill_late(operation.operation)
+    return outs
+
+
+def _fill_late(loop: ir.Operation) -> None:
+    """Makes the constants with which a loop begins depend on its arguments, which are those of a block."""
+    zeros = {i: value.owner for i, value in enumerate(loop.operands) if _is_fill(value)}
+    given = [i for i, value in enumerate(loop.operands) if isinstance(value.owner, ir.Block) and _is_array(value)]
+    if not zeros or not given:
+        return
+    with ir.InsertionPoint(loop), loop.location:
+        scalars = [fill.operands[0] for fill in zeros.values()]
+        late = list(stablehlo.OptimizationBarrierOp([*(loop.operands[i] for i in given), *scalars]).results)
+        for i, value in zip(given, late, strict=False):
+            loop.operands[i] = value
+        # A scalar each: stacks of one scan that began as one array would be copies, too.
+        for (i, fill), scalar in zip(zeros.items(), late[len(given) :], strict=True):
+            own = fill.clone()
+            own.operands[0] = scalar
+            loop.operands[i] = own.results[0]
+
+
+def _is_array(value: ir.Value) -> bool:
+    return isinstance(value.type, ir.RankedTensorType)
+
+
+def _is_fill(value: ir.Value) -> bool:
+    """Whether a value is a scalar constant in every element."""
+    if isinstance(value.owner, ir.Block) or value.owner.name != "stablehlo.broadcast_in_dim":
+        return False
+    scalar = value.owner.operands[0]
+    constant = not isinstance(scalar.owner, ir.Block) and scalar.owner.name == "stablehlo.constant"
+    return constant and not ir.RankedTensorType(scalar.type).shape
+
+
+def told(jaxpr: jex.Jaxpr, platform: str) -> tuple[str, ...]:
+    """A sentence for the report of a step: which of its scans fill their stacks apart.
+
+    >>> import jax, jax.numpy as jnp
+    >>> told(jax.make_jaxpr(jnp.sin)(1.0).jaxpr, "gpu")
+    ()
+    """
+    if platform != "gpu" or jax.__version_info__ >= _FIXED:
+        return ()
+    scans = sum(map(_alike, _levels(jaxpr)))
+    if not scans:
+        return ()
+    return (
+        f"{scans} scans, whose stacks have the same shapes, fill them when they begin; XLA:GPU (JAX "
+        f"{jax.__version__}) would fill the stacks of all before the first one, so that all are alive at once "
+        "(jax#27748). JAX 0.12 does not.",
+    )
+
+
+def _alike(scans: list) -> int:
+    """How many of the scans stack values of a shape that another one of them stacks as well."""
+    by_shape = defaultdict(set)
+    for n, eqn in enumerate(scans):
+        for stack in eqn.outvars[_compat.scan_layout(eqn)[1] :]:
+            by_shape[stack.aval.shape, stack.aval.dtype].add(n)
+    large = [
+        found
+        for (shape, dtype), found in by_shape.items()
+        if len(found) > 1 and math.prod(shape) * dtype.itemsize * len(found) >= _LEAST
+    ]
+    return len(set().union(*large))
+
+
+def _levels(jaxpr: jex.Jaxpr) -> Iterator[list]:
+    """The scans of a program, and of each body in it that runs several times or not at all, by themselves."""
+    scans, bodies, todo = [], [], [jaxpr]
+    while todo:
+        for eqn in todo.pop().eqns:
+            inner = _compat.called_jaxprs(eqn)
+            if eqn.primitive is scan_p:
+                scans.append(eqn)
+            (bodies if eqn.primitive.name in ("scan", "while", "cond") else todo).extend(inner)
+    yield scans
+    for body in bodies:
+        yield from _levels(body)
