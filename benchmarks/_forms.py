@@ -67,7 +67,7 @@ def forms(model: Model, remat: str) -> list[list[str]]:
         several.append("tied rolled")
     if model.draws:
         one.append("fenced")
-        several.append("tied fenced")
+        several += ["tied fenced", "head fenced"]
     if model.unrolled and model.draws:
         several += ["rolled fenced", "tied rolled fenced"]
     if model.draws and remat == "full":
