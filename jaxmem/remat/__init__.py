@@ -7,7 +7,6 @@ from jaxmem.remat._checkpoint import checkpoint as checkpoint
 from jaxmem.remat._checkpoint import checkpoint_unchecked as checkpoint_unchecked
 from jaxmem.remat._examine import Examination as Examination
 from jaxmem.remat._examine import examine as examine
-from jaxmem.remat._mark import marked as marked
 from jaxmem.remat._nested_pricing import NestedScanBytes as NestedScanBytes
 from jaxmem.remat._nested_pricing import nested_scan_bytes as nested_scan_bytes
 from jaxmem.remat._nested_scan import nested_scan as nested_scan
@@ -42,7 +41,6 @@ __all__ = [
     "examine",
     "fit_budget",
     "frontier",
-    "marked",
     "nested_scan",
     "nested_scan_bytes",
     "preset",

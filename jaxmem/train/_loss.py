@@ -13,7 +13,7 @@ from jaxmem._trainable import nothing_trained, select_paths
 from jaxmem.config import Memory, MemoryConfig
 from jaxmem.errors import ConfigError, PrecisionWithoutEffect
 from jaxmem.remat.auto import ResidualPlan
-from jaxmem.remat.blocks import at_blocks, tied
+from jaxmem.remat.blocks import at_blocks, marked, tied
 from jaxmem.remat.roll import rolled
 from jaxmem.workload import Workload, path_string
 
@@ -39,7 +39,7 @@ def configured_loss(
     loss_fn, compute = workload.loss_fn, jnp.dtype(config.dtypes.compute)
     if declares(loss_fn, "memory"):
         if form.order != "free" and config.policy.keeps_everything and decision is None:
-            checkpoint = remat.marked  # ties lie at blocks whether they are recomputed or not
+            checkpoint = marked  # ties lie at blocks whether they are recomputed or not
         memory = Memory(remat=config.policy, compute_dtype=compute, checkpoint=checkpoint)
         loss_fn = functools.partial(loss_fn, memory=memory)
     else:

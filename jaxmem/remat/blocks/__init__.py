@@ -1,5 +1,6 @@
 """The block cutter: finds what is worth a checkpoint each in a jaxpr, and wraps it. Pure on jaxprs."""
 
+from jaxmem.remat._mark import marked as marked
 from jaxmem.remat.blocks._apply import evaluate as evaluate
 from jaxmem.remat.blocks._apply import without_marked as without_marked
 from jaxmem.remat.blocks._blocks import Block as Block

@@ -69,7 +69,9 @@ def _jvp(primals, tangents, *, at: str):
 
 
 def _transpose(cotangents, *operands, at: str):
-    out = _of_some(together, cotangents, _not_zero)
+    # In the order in which they are made, the last reader's first: given the other way round, a TPU's scheduler made
+    # an MLP's step a third slower (v5e, libtpu 0.0.52).
+    out = _of_some(lambda some: together(some[::-1])[::-1], cotangents, _not_zero)
     return [c if ad.is_undefined_primal(x) else None for c, x in zip(out, operands, strict=True)]
 
 
