@@ -382,6 +382,15 @@ def test_a_call_is_inlined_only_without_shardings():
     assert not any("nspecified" in name for name in dir(jax.sharding))
 
 
+def test_a_call_takes_more_inputs():
+    """When the parameters with an item for each input are documented, `with_more_inputs` can go."""
+    (eqn,) = jax.make_jaxpr(lambda x, y: jax.jit(lambda x, y: x * y)(x, y))(1.0, 2.0).jaxpr.eqns
+    (wider,) = jax.make_jaxpr(lambda x, y, z: jax.jit(lambda x, y, z: x * y * z)(x, y, z))(1.0, 2.0, 3.0).jaxpr.eqns
+    per_input = {key for key, value in wider.params.items() if isinstance(value, tuple) and len(value) == 3}
+    params = _compat.with_more_inputs(eqn, 1)
+    assert per_input and all(params[key] == wider.params[key] for key in per_input)
+
+
 def test_tracebacks_of_one_thread_are_whole():
     """When this fails, JAX has a public context for it, and `whole_tracebacks` can go."""
     with _compat.whole_tracebacks(), pytest.raises(TypeError) as caught:

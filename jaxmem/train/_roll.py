@@ -50,12 +50,9 @@ def _told(spec: StepSpec, target: Target) -> Told:
     stacked = ", ".join(f"{format_bytes(size)} in {dtype}" for dtype, size in _large(found.stacked_bytes).items())
     copy = f"; what is stacked for it takes {stacked} (modelled)" if stacked else ""
     counts = " and ".join(str(each.count) for each in found.layers)
-    return Told(
-        news=(
-            f"{counts} equal layers run as {'one scan' if len(found.layers) == 1 else 'scans'}{copy}.",
-            *found.refused,
-        )
-    )
+    how = "one scan" if len(found.layers) == 1 else "a scan each"
+    # What stays unrolled beside a scan, remat may not reach: it repeats no more.
+    return Told(news=(f"{counts} equal layers run as {how}{copy}.",), notes=found.refused)
 
 
 def _large(sizes: dict[str, int]) -> dict[str, int]:

@@ -80,9 +80,11 @@ def test_the_report_says_what_was_rolled_and_remat_finds_it():
     assert size == 4096 == LAYERS * 2 * D * 4 * D * 2
     (said,) = [line for line in report.notes if "equal layers" in line]
     assert said == "4 equal layers run as one scan; what is stacked for it takes 4.0 KiB in bfloat16 (modelled)."
-    steps = [make_train_step(workload(unmarked), MemoryConfig(remat=r, roll=True), target="cpu") for r in ("full", "none")]
+    steps = [
+        make_train_step(workload(unmarked), MemoryConfig(remat=r, roll=True), target="cpu") for r in ("full", "none")
+    ]
     full, none = (step.report().saved_residual_bytes for step in steps)
-    assert full < none
+    assert full is not None and none is not None and full < none
 
 
 def test_the_cutter_finds_the_body_as_one_block():
@@ -107,7 +109,7 @@ def test_rolling_is_a_rival_where_there_is_something_to_roll():
     target = resolve_target("cpu")
     for given, config, expected in (
         (workload(unmarked), MemoryConfig(), [True]),
-        (workload(unmarked), MemoryConfig(roll=True), []),
+        (workload(unmarked), MemoryConfig(roll=False), []),
         (
             Workload(lambda w, x: jnp.mean(x @ w), jnp.ones((D, D)), jnp.ones((2, D)), optax.sgd(0.1)),
             MemoryConfig(),
@@ -115,4 +117,4 @@ def test_rolling_is_a_rival_where_there_is_something_to_roll():
         ),
     ):
         spec = settled(make_train_step(given, config).spec, target)
-        assert [form.roll for form in rivals(spec, target) if form.roll != spec.settled.roll] == expected
+        assert [form.roll for form in rivals(spec, target) if form.roll] == expected

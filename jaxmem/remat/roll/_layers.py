@@ -124,7 +124,7 @@ class _Columns:
                 hoisted.add(j)
         for j in sorted(range(len(self.eqns)), reverse=True):
             if j in hoisted:
-                makers = {self.inside(atoms) for atoms in self.atoms(j)} - {None}
+                makers = {m for atoms in self.atoms(j) if (m := self.inside(atoms)) is not None}
                 if any(self.eqns[m][0].effects for m in makers):
                     raise Different(f"{self.eqns[j][0].primitive.name} needs what has an effect")
                 hoisted |= makers
@@ -177,7 +177,9 @@ class _Columns:
                 eqn = eqn.replace(params=eqn.params | {"prevent_cse": False})  # a scan needs no barrier
             eqns.append(eqn.replace(invars=[*invars, *(var for var, _ in lifted)]))
         carries = self._carries(waiting, found, outside)
-        if not any(is_float(c.var.aval) and c.var.aval.size > 1 for c in carries):  # a sum joins parallel branches, too
+        if not any(
+            is_float(c.var.aval) and num_bytes(c.var.aval) > 8 for c in carries
+        ):  # a sum joins parallel branches, too
             raise Parallel
         return Layers(
             start=self.units[0][0],

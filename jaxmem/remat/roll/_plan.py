@@ -71,8 +71,9 @@ class Plan:
         sizes: dict[str, int] = {}
         for var, atoms in layers.stacked:
             found = array_of(self.facts, atoms)
-            if found is None or found[0](var) is not var:
-                dtype = str(var.aval.dtype)
+            if found is None or found.casts:
+                aval: Any = var.aval
+                dtype = str(aval.dtype)
                 sizes[dtype] = sizes.get(dtype, 0) + layers.count * num_bytes(var.aval)
         return sizes
 
@@ -141,7 +142,7 @@ def _longest(facts: Facts, units: list[tuple[int, int]], refused: list[str]) -> 
             except Different as reason:
                 why, high = why or str(reason), tried - 1
             tried = (low + high) // 2
-        if best is None:
+        if best is None or best.count < min(3, len(units)):  # any two of many may go together by chance
             first += 1
             continue
         found.append(best)
@@ -164,11 +165,19 @@ def run(plan: Plan, consts, args) -> list:
     facts = plan.facts
     env = dict(zip((*facts.jaxpr.constvars, *facts.jaxpr.invars), (*consts, *args), strict=True))
     read, at = reader(env), 0
+    arrays = {
+        found.array
+        for item in plan.items
+        if isinstance(item, Layers)
+        for _, atoms in item.stacked
+        if (found := array_of(facts, atoms)) is not None
+    }
     for item in (*plan.items, None):
         end = len(facts.eqns) if item is None else item.start
         plain = range(at, end)
         if plain:
             inputs, outputs = facts.inputs(plain), facts.outputs(plain)
+            outputs += [v for i in plain for v in facts.eqns[i].outvars if v in arrays and v not in outputs]
             fn = function_of([facts.eqns[i] for i in plain], inputs, outputs)
             env.update(zip(outputs, fn(*map(read, inputs)), strict=True))
         if isinstance(item, Layers):

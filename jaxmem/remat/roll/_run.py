@@ -1,6 +1,6 @@
 """Runs a program with its like layers in scans."""
 
-from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -10,8 +10,6 @@ from jax import lax
 
 from jaxmem.remat.jaxprs import STACKED, Facts, function_of, is_value, reader
 from jaxmem.remat.roll._layers import Layers
-
-_NOT_THERE = object()
 
 
 def run_layers(facts: Facts, layers: Layers, env: dict) -> None:
@@ -46,46 +44,54 @@ def run_layers(facts: Facts, layers: Layers, env: dict) -> None:
             env[outs[-1]] = final[v]
 
 
-def _start(value, var: jex.Var):
-    return value if isinstance(value, jax.Array) else jnp.asarray(value, var.aval.dtype)
+def _start(value, var: jex.Var) -> jax.Array:
+    return value if isinstance(value, jax.Array) else jnp.asarray(value, _dtype(var))
+
+
+def _dtype(var: jex.Var) -> Any:
+    aval: Any = var.aval
+    return aval.dtype
 
 
 def stack(facts: Facts, var: jex.Var, atoms: tuple, env: dict):
     """The values of all layers, one behind the other along a new first axis."""
     found = array_of(facts, atoms)
     if found is not None:
-        casts, array, first = found
-        value = env[array]
-        if first or array.aval.shape[0] != len(atoms):
-            value = lax.slice_in_dim(value, first, first + len(atoms))
-        return casts(value)
+        value = env[found.array]
+        if found.first or value.shape[0] != len(atoms):
+            value = lax.slice_in_dim(value, found.first, found.first + len(atoms))
+        for dtype in found.casts:
+            value = value.astype(dtype)
+        return value
     if not any(isinstance(a, (jex.Var, jex.Literal)) for a in atoms):
-        return jnp.asarray(np.stack([np.asarray(a, var.aval.dtype) for a in atoms]))
+        return jnp.asarray(np.stack([np.asarray(a, _dtype(var)) for a in atoms]))
     read = reader(env)
     with jax.named_scope(STACKED):
         return jnp.stack([_start(read(atom), var) for atom in atoms])
 
 
-def array_of(facts: Facts, atoms: tuple) -> tuple[Callable, jex.Var, int] | None:
-    """The array of which values are the rows in order, cast or not; None where they must be stacked.
+class Rows(NamedTuple):
+    """Rows of an array, in order: from the first on, cast to dtypes one after the other."""
 
-    Returns a function of its rows, the array, and the first row.
-    """
+    array: jex.Var
+    first: int
+    casts: tuple[Any, ...] = ()
+
+
+def array_of(facts: Facts, atoms: tuple) -> Rows | None:
+    """The array of which values are the rows in order, cast or not; None where they must be stacked."""
     if not all(isinstance(a, jex.Var) and a in facts.made_at for a in atoms):
         return None
     eqns = [facts.eqns[facts.made_at[a]] for a in atoms]
     name, params = eqns[0].primitive.name, eqns[0].params
     if name == "convert_element_type" and all(e.primitive.name == name and e.params == params for e in eqns):
         inner = array_of(facts, tuple(e.invars[0] for e in eqns))
-        if inner is None:
-            return None
-        casts, array, first = inner
-        return (lambda rows: casts(rows).astype(params["new_dtype"])), array, first
+        return inner and inner._replace(casts=(*inner.casts, params["new_dtype"]))
     rows = [_row(facts, a) for a in atoms]
     array, first = rows[0]
     if array is None or any(row != (array, first + i) for i, row in enumerate(rows)):
         return None
-    return (lambda rows: rows), array, first
+    return Rows(array, first)
 
 
 def _row(facts: Facts, var: jex.Var) -> tuple:
@@ -101,5 +107,6 @@ def _row(facts: Facts, var: jex.Var) -> tuple:
     if cut.primitive.name != "slice" or not is_value(array):
         return None, 0
     first, *rest = cut.params["start_indices"]
-    whole = not any(rest) and tuple(source.aval.shape[1:]) == tuple(array.aval.shape[1:])
+    shapes: list[Any] = [v.aval for v in (source, array)]
+    whole = not any(rest) and len({aval.shape[1:] for aval in shapes}) == 1
     return (array, first) if whole and set(cut.params["strides"] or (1,)) == {1} else (None, 0)

@@ -10,6 +10,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxmem._compat import call_to_inline, prune, varying_axes, with_more_inputs
 from jaxmem.remat.jaxprs import (
@@ -120,10 +121,10 @@ def _bodies_as_one(programs: Sequence[jex.Jaxpr]) -> tuple[jex.Jaxpr, list[Lifte
         for known, each in zip(seen, column, strict=True):
             known.update(zip(each.outvars, column[0].outvars, strict=True))
     outvars = [atom(atoms) for atoms in zip(*(p.outvars for p in programs), strict=True)]
-    return jaxpr_of(eqns, [*first.invars, *(v for v, _ in lifted)], outvars, first.effects), lifted
+    return jaxpr_of(eqns, [*first.invars, *(v for v, _ in lifted)], outvars, frozenset(first.effects)), lifted
 
 
-def same_literal(a: jex.Literal, b: jex.Literal) -> bool:
+def same_literal(a: Any, b: Any) -> bool:
     """Whether two literals are one number, bit by bit."""
     first, second = (np.asarray(x.val, x.aval.dtype) for x in (a, b))
     return first.dtype == second.dtype and first.tobytes() == second.tobytes()
@@ -181,7 +182,7 @@ def same(a: Any, b: Any, depth: int = 0) -> bool:
     """
     if a is b:
         return True
-    if depth > _DEPTH or isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
+    if depth > _DEPTH or isinstance(a, Tracer) or isinstance(b, Tracer):
         return False
     again = functools.partial(same, depth=depth + 1)
     if is_program(a):

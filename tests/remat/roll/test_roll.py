@@ -1,5 +1,7 @@
 """Layers in a scan compute what unrolled ones do: values, gradients, states, keys and prints."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -220,14 +222,18 @@ def test_it_computes_the_same(loss):
 
 
 def test_rows_of_a_stack_are_not_stacked_again():
-    def loss(stacked, x, key):
+    def loss(stacked, x, key, dtype=jnp.float32):
         keys = jax.random.split(key, LAYERS)
+        x = x.astype(dtype)
         for i in range(LAYERS):
-            x = block(x, row(stacked, i), keys[i])
-        return jnp.mean(x**2)
+            x = block(x, jax.tree.map(lambda leaf: leaf.astype(dtype), row(stacked, i)), keys[i])
+        return jnp.mean(x.astype(jnp.float32) ** 2)
 
     found = check(loss, STACKED, X, KEY, counts=[4])
     assert found.stacked_bytes == {}
+    cast = functools.partial(loss, dtype=jnp.bfloat16)
+    size = sum(leaf.size for leaf in jax.tree.leaves(STACKED))
+    assert check(cast, STACKED, X, KEY, counts=[4], within=2e-2).stacked_bytes == {"bfloat16": 2 * size}
     eqns = roll(jax.make_jaxpr(loss)(STACKED, X, KEY))[0].eqns
     assert not any(eqn.primitive.name in ("stack", "concatenate") for eqn in eqns)
 
@@ -277,8 +283,8 @@ def test_prints_come_once_a_layer_in_order(ordered, capsys):
 
 def reading_any_before(params, x, key):
     outs = [x]
-    for w in params:
-        outs.append(block(outs[-1], w) + outs[len(outs) // 2])
+    for i, w in enumerate(params):
+        outs.append(block(outs[-1], w) + outs[-1 if i % 2 else 0])
     return jnp.mean(outs[-1] ** 2)
 
 
