@@ -113,7 +113,8 @@ class MemoryConfig(Brief):
       random: "fenced" draws the masks of dropout once, a byte an element, fused into nothing; "free" leaves them to the
         compiler. Neither changes a number. "auto" as for `order`.
       generator: of the random numbers that a step draws with its key: the key's own ("given"), "rbg" (the hardware's,
-        fast on a TPU) or "threefry2x32". Another generator draws other numbers.
+        fast on a TPU) or "threefry2x32". Another generator draws other numbers; those of "rbg" depend on the chip, the
+        sharding and the version of XLA. The state keeps its own keys.
       zero: reserved; only 0.
       offload: reserved; only ().
 

@@ -217,8 +217,8 @@ def draw_apart(asked: Asked) -> Cure | None:
     fence, generator = not asked.fenced and asked.platform != "gpu", not asked.by_hardware
     if not fence and not generator:
         return None
-    unproven = " Not compiled: what it saves, the target's compiler tells."
     if asked.config is None:
+        unproven = " Not compiled: what it saves, the target's compiler tells."
         ways = [f"{_FENCE}, or jaxmem.random_bits.fenced round the loss, with the same numbers"] if fence else []
         ways += ["jax.config.update('jax_default_prng_impl', 'rbg'), with other numbers"] if generator else []
         return Cure(f"Draw random bits apart from what reads them: {'; or '.join(ways)}.{unproven}")
@@ -231,8 +231,8 @@ def draw_apart(asked: Asked) -> Cure | None:
         shell.append(f"{asked.command('analyze', **setting)}, {numbers}")
         configs += asked.configs(**setting)
     return Cure(
-        f"Draw random bits apart from what reads them: {'; or '.join(python)}.{unproven}",
-        f"Draw random bits apart from what reads them: {'; or '.join(shell)}.{unproven}",
+        f"Draw random bits apart from what reads them: {'; or '.join(python)}.",
+        f"Draw random bits apart from what reads them: {'; or '.join(shell)}.",
         tuple(configs),
     )
 

@@ -22,9 +22,9 @@ def how_it_draws(program: jex.ClosedJaxpr | None) -> dict[str, bool]:
     generators, fenced = set(), False
     for eqn in _equations(program.jaxpr, set()):
         if eqn.primitive.name == "random_bits":
-            generators.add(str(eqn.invars[0].aval.dtype))
+            generators.add(str(getattr(eqn.invars[0].aval, "dtype", "")))
         elif eqn.primitive.name == "optimization_barrier":
-            fenced |= [v.aval.dtype for v in eqn.outvars] == [jnp.bool_]
+            fenced |= [getattr(v.aval, "dtype", None) for v in eqn.outvars] == [jnp.bool_]
     return {"fenced": fenced, "by_hardware": generators == {"key<rbg>"}}
 
 

@@ -1,6 +1,7 @@
 """Random bits that a step draws: fences round masks, and the generator."""
 
 from jaxmem.random_bits._fences import LEAST as LEAST
+from jaxmem.random_bits._fences import NOTHING as NOTHING
 from jaxmem.random_bits._fences import Drawn as Drawn
 from jaxmem.random_bits._fences import drawn as drawn
 from jaxmem.random_bits._fences import fenced as fenced

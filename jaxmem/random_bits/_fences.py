@@ -15,12 +15,13 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem._compat import scan_layout
-from jaxmem.remat.jaxprs import Call, body_key, body_of, equations_in, is_value, num_bytes
+from jaxmem._compat import called_jaxprs, scan_layout
+from jaxmem.remat.jaxprs import Call, body_key, body_of, equations_in, is_nested_scan, is_value, num_bytes
 
 LEAST = 2**16
 """Elements of the smallest mask that gets a fence. The bits of a smaller one take less than 256 KiB, no share of any
 peak, and less time than starting a kernel: those of stochastic depth, or of whole features and examples."""
+_NARROW = (jnp.bfloat16, jnp.float16)
 _DRAWING = frozenset("random_bits random_gamma threefry2x32 rng_bit_generator rng_uniform".split())
 _SOURCES = _DRAWING | {"random_unwrap"}  # whoever makes numbers of a key's words draws by a generator of his own
 # What passes random bits on, element by element or moved: from bits to the uniform numbers that are compared.
@@ -38,13 +39,20 @@ class Drawn:
 
     Args:
       draws: whether it draws random bits at all.
+      in_scans: whether it does so in scans.
+      narrow: whether it computes in 16-bit floats.
       masks: how many random masks of at least `LEAST` elements; each step of a scan counts.
       mask_bytes: of all of them, a byte an element.
     """
 
     draws: bool
+    in_scans: bool
+    narrow: bool
     masks: int
     mask_bytes: int
+
+
+NOTHING = Drawn(draws=False, in_scans=False, narrow=False, masks=0, mask_bytes=0)
 
 
 def fenced(fn: Callable, *, least: int = LEAST) -> Callable:
@@ -52,8 +60,8 @@ def fenced(fn: Callable, *, least: int = LEAST) -> Callable:
 
     A mask is what a comparison makes of random bits: what `jax.random.bernoulli` and its kin return, whoever calls
     them. It is fenced where it is made: in bodies of scans, branches, checkpoints and shard_maps, too. What a custom
-    derivative draws in its own rule, and a `while` in its body, is left as it is; so are random floats, which are used
-    as they are drawn.
+    derivative draws in its own rule, that of `remat.nested_scan` too, and a `while` in its body, is left as it is; so
+    are random floats, which are used as they are drawn.
 
     Args:
       fn: function of pytrees of arrays, such as a loss.
@@ -81,13 +89,23 @@ def drawn(fn: Callable, *args, **kwargs) -> Drawn:
 
     >>> import jax
     >>> drawn(lambda key: jax.random.bernoulli(key, shape=(512, 512)), jax.random.key(0))
-    Drawn(draws=True, masks=1, mask_bytes=262144)
+    Drawn(draws=True, in_scans=False, narrow=False, masks=1, mask_bytes=262144)
     """
     call, fences = Call(fn, args, kwargs), _Fences(LEAST)
     program = jax.make_jaxpr(call)(*call.leaves)
     fences.of(program)
-    draws = any(eqn.primitive.name in _DRAWING for eqn in equations_in(body_of(program)[0]))
-    return Drawn(draws=draws, masks=fences.masks, mask_bytes=fences.mask_bytes)
+    eqns = list(equations_in(body_of(program)[0]))
+    return Drawn(
+        draws=any(eqn.primitive.name in _DRAWING for eqn in eqns),
+        in_scans=any(eqn.primitive.name == "scan" and any(map(_draws, called_jaxprs(eqn))) for eqn in eqns),
+        narrow=any(getattr(v.aval, "dtype", None) in _NARROW for eqn in eqns for v in eqn.outvars),
+        masks=fences.masks,
+        mask_bytes=fences.mask_bytes,
+    )
+
+
+def _draws(jaxpr) -> bool:
+    return any(eqn.primitive.name in _DRAWING for eqn in equations_in(jaxpr))
 
 
 class _Fences:
@@ -126,7 +144,7 @@ class _Fences:
         eqns, by_hand = [], {v for eqn in jaxpr.eqns if eqn.primitive is _barrier() for v in eqn.invars if is_value(v)}
         for eqn in jaxpr.eqns:
             atoms = [v for v in eqn.invars if is_value(v)]
-            if body_key(eqn) in eqn.params:
+            if body_key(eqn) in eqn.params and not is_nested_scan(eqn):
                 eqn, from_bodies, (more, more_bytes) = self._edit_bodies(eqn, bits)
                 bits.update(v for v, yes in zip(eqn.outvars, from_bodies, strict=True) if yes)
                 masks, mask_bytes = masks + more, mask_bytes + more_bytes

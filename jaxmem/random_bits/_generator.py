@@ -61,7 +61,7 @@ def is_key(leaf: Any) -> bool:
 def generator_of(key: Any) -> str:
     """The generator of a typed key, or of a raw one, which is of JAX's default."""
     if not is_key(key):
-        return jax.config.jax_default_prng_impl
+        return jax.config.jax_default_prng_impl  # pyright: ignore[reportAttributeAccessIssue]
     return str(jax.random.key_impl(key))
 
 

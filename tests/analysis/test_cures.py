@@ -124,9 +124,12 @@ def test_random_bits_are_cured_by_what_is_not_there_yet():
     assert proposed(by_hardware=True) == [fence]
     assert proposed(by_hardware=True, fenced=True) == []
     (finding,) = random_bits(bits, asked(V5E))
-    assert "Not compiled" in finding.cure and "--random fenced`, the same numbers" in finding.shell
+    assert "--random fenced`, the same numbers" in finding.shell
     (finding,) = random_bits(bits, asked(V5E, config=None))
-    assert "optimization_barrier" in finding.cure and "'rbg'" in finding.cure and not finding.configs
+    assert (
+        all(words in finding.cure for words in ("optimization_barrier", "'rbg'", "Not compiled"))
+        and not finding.configs
+    )
     assert random_bits([], asked(V5E)) == []
 
 

@@ -26,6 +26,14 @@ def loss(params, x, *, rng):
     return jnp.mean(x**2)
 
 
+def scanned(params, x, *, rng):
+    def layer(x, w_key):
+        w, key = w_key
+        return x + jnp.tanh(x @ w) * jax.random.bernoulli(key, 0.9, x.shape).astype(x.dtype), None
+
+    return jnp.mean(jax.lax.scan(layer, x, (jnp.stack(params), jax.random.split(rng, 3)))[0] ** 2)
+
+
 def workload(rng=None, loss=loss, **fields):
     params = [0.1 * jax.random.normal(jax.random.key(i), (WIDTH, WIDTH)) for i in range(3)]
     x = jax.random.normal(jax.random.key(9), (ROWS, WIDTH))
@@ -72,6 +80,13 @@ def test_auto_is_what_was_never_seen_to_be_worse_on_the_chip():
     spec = StepSpec.of(workload())
     forms = {target.name: settled(spec, target).settled.random for target in (V5E, H100, CPU)}
     assert forms == {"tpu-v5e": "fenced", "gpu-h100": "free", "cpu": "free"}
+    by_hardware = workload(jax.random.key(0, impl="rbg"))
+    wide, broken = workload(loss=scanned), workload(loss=lambda params, x, *, rng: jnp.dot(x, x))
+    free = [(by_hardware, {}), (workload(), {"generator": "rbg"}), (wide, {}), (broken, {})]
+    fences = [(by_hardware, {"generator": "threefry2x32"}), (wide, {"precision": "bfloat16"})]
+    for each, fields in [*free, *fences]:
+        form = settled(StepSpec.of(each, MemoryConfig(**fields)), V5E).settled
+        assert form.random == ("fenced" if (each, fields) in fences else "free")
     asked = StepSpec.of(workload(), MemoryConfig(random="free"))
     assert settled(asked, V5E).settled.random == "free" and not list(_random.LEVER.rivals(asked, V5E))
 
