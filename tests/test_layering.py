@@ -30,6 +30,7 @@ BASE = frozenset(
         "_installed",
         "_jaxpr_costs",
         "_miscompilations",
+        "_scan_stacks",
         "_peers",
         "_processes",
         "_last_window",

@@ -28,8 +28,22 @@ def jitted(spec: StepSpec) -> Callable:
 
 def run(spec: StepSpec, state: TrainState, batch: Any) -> Any:
     """The step, run on this machine; the first call compiles it."""
-    with _scan_stacks.apart():
-        return jitted(spec)(state, batch)
+    step = jitted(spec)
+    if run not in spec.known:
+        here = jax.default_backend()
+        spec.known[run] = _shared(step.trace(state, batch), here) if here == "gpu" else frozenset()
+    with _scan_stacks.apart(spec.known[run]):
+        return step(state, batch)
+
+
+def _lowered(traced: jax.stages.Traced, platform: str) -> jax.stages.Lowered:
+    """A step lowered; every one is lowered here or by `run`, which JAX compiles once for both."""
+    with _scan_stacks.apart(_shared(traced, platform)):
+        return traced.lower()
+
+
+def _shared(traced: jax.stages.Traced, platform: str) -> frozenset:
+    return _scan_stacks.shared(traced.jaxpr.jaxpr, platform)
 
 
 @once
@@ -65,8 +79,8 @@ class TargetProgram:
 
     def lower(self) -> jax.stages.Lowered:
         """Lowered with the target's platform as default."""
-        with on_target(self.target), _scan_stacks.apart():
-            return self.traced.lower()
+        with on_target(self.target):
+            return _lowered(self.traced, self.target.platform)
 
     @property
     def added(self) -> Any:
@@ -109,8 +123,7 @@ def lower_init(spec: StepSpec, target: Target) -> jax.stages.Lowered:
 def lower(spec: StepSpec, target: str | Target | None) -> jax.stages.Lowered:
     """The step lowered for a target; None is the default backend."""
     if target is None:
-        with _scan_stacks.apart():
-            return trace_here(spec).lower()
+        return _lowered(trace_here(spec), jax.default_backend())
     return trace_for(spec, resolve_target(target)).lower()
 
 
@@ -130,8 +143,8 @@ def compile_here(spec: StepSpec, state: TrainState, batch: Any) -> jax.stages.Co
     """The program that a call with `state` and `batch` runs; JAX compiles it once for both."""
     with blaming(spec, state, batch), refusing_options(spec.workload.compiler_options):
         placed = spec.put(batch)
-        with spec.entered(state, placed), _scan_stacks.apart():
-            return jitted(spec).lower(state, placed).compile()
+        with spec.entered(state, placed):
+            return _lowered(jitted(spec).trace(state, placed), jax.default_backend()).compile()
 
 
 def content(spec: StepSpec, lowered: jax.stages.Lowered, target: Target) -> str:
