@@ -13,7 +13,6 @@ from jaxmem.remat.auto._assignment import plain
 from jaxmem.targets import resolve_target
 from jaxmem.train._budget import Trials, _Compiler
 from jaxmem.train._decision import step_problem
-from jaxmem.train._peaks import Peak
 from jaxmem.train._report import program
 from jaxmem.train._spec import StepSpec
 

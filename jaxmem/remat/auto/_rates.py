@@ -4,7 +4,6 @@ import dataclasses
 
 from jaxmem.targets import GpuFacts, Target, Tiles, find_chip
 
-
 _REFERENCE = "gpu-h100"  # where no accelerator is named; only ratios of rates decide
 
 
