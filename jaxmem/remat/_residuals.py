@@ -1,17 +1,16 @@
 """`residuals`: what the forward pass of a function keeps for its backward pass, value by value."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
-
-import jax
 
 from jaxmem._shown import Brief, JsonRecord
 from jaxmem.errors import InputError
 from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._checkpoint import checkpoint
 from jaxmem.remat._queries import PolicyQueries, check_names
-from jaxmem.remat.jaxprs import fused, is_on_host, num_bytes, origin, stored_bytes, vjp_residuals
+from jaxmem.remat.jaxprs import fused, is_on_host, num_bytes, origin, vjp_residuals
 from jaxmem.targets import Tiles
 
 
@@ -176,7 +175,8 @@ def residual_bytes(fn: Callable, *args, argnums: int | None = None) -> int:
 def _stored(row: Residual, tiles: Tiles, plain: bool) -> int:
     if row.memory == "host" or (plain and row.fused):
         return row.size_bytes if row.memory == "host" else 0
-    return stored_bytes(jax.ShapeDtypeStruct(row.shape, row.dtype), tiles)
+    # The dtype of a key is a name that has no size.
+    return tiles.stored_bytes(row.shape, row.size_bytes // max(1, math.prod(row.shape)))
 
 
 def _row(jaxpr, var, left: bool) -> Residual:
