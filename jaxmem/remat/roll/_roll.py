@@ -61,6 +61,7 @@ def roll(closed_jaxpr: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, Rolled]:
     Args:
       closed_jaxpr: e.g. from `jax.make_jaxpr`.
 
+    >>> import jax, jax.numpy as jnp
     >>> def loss(weights, x):
     ...     for w in weights:
     ...         x = jnp.tanh(x @ w)
@@ -85,6 +86,7 @@ def rolled(fn: Callable) -> Callable:
     Args:
       fn: function of pytrees of arrays, whose outputs are arrays, or Python numbers that stay what they are.
 
+    >>> import jax, jax.numpy as jnp
     >>> def loss(weights, x):
     ...     for w in weights:
     ...         x = jnp.tanh(x @ w)
