@@ -35,6 +35,7 @@ BASE = frozenset(
         "_processes",
         "_last_window",
         "_product_flops",
+        "_product_tiles",
         "_status",
         "_stdout",
         "_suggest",
