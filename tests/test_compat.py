@@ -459,8 +459,6 @@ def test_how_long_a_window_of_optax_is_has_no_public_name():
 
 def test_pruning_by_place_is_not_what_jax_does_by_itself():
     """Fails when JAX prunes primitives with several results by itself: then `prune_by_place` can go."""
-    from jax.interpreters import partial_eval
-
     plain, by_place = jex.Primitive("plain_pair"), jex.Primitive("pair_by_place")
     needed = []
     for primitive in (plain, by_place):
