@@ -464,3 +464,25 @@ def test_how_long_a_window_of_optax_is_has_no_public_name():
     optimizer = optax.MultiSteps(optax.sgd(0.1), lambda step: step + 3)
     assert _compat.every_of_optax(optimizer)(4) == 7
     assert not any("every" in name for name in dir(optimizer) if not name.startswith("_"))
+
+
+def test_pruning_by_place_is_not_what_jax_does_by_itself():
+    """Fails when JAX prunes primitives with several results by itself: then `prune_by_place` can go."""
+    plain, by_place = jex.Primitive("plain_pair"), jex.Primitive("pair_by_place")
+    needed = []
+    for primitive in (plain, by_place):
+        primitive.multiple_results = True
+        primitive.def_abstract_eval(lambda *avals: list(avals))
+        if primitive is by_place:
+            _compat.prune_by_place(primitive)
+        jaxpr = jax.make_jaxpr(lambda a, b, primitive=primitive: primitive.bind(a, b))(1.0, 2.0).jaxpr
+        needed.append(list(partial_eval.dce_jaxpr(jaxpr, [False, True])[1]))
+    assert needed == [[True, True], [False, True]]
+
+
+def test_the_policy_of_a_checkpoint_is_found():
+    policy = jax.checkpoint_policies.everything_saveable
+    (eqn,) = jax.make_jaxpr(jax.checkpoint(jnp.sin, policy=policy))(1.0).eqns
+    assert _compat.checkpoint_policy(eqn) is policy
+    (eqn,) = jax.make_jaxpr(jnp.sin)(1.0).eqns
+    assert _compat.checkpoint_policy(eqn) is None

@@ -50,9 +50,9 @@ def _names(jaxpr, times: int) -> Iterator[tuple[str, int]]:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == TIE:
             yield eqn.params["at"], times
-        calls = calls_of(eqn)
-        for inner in calls.programs if calls else ():
-            yield from _names(inner, times * calls.times)
+        if (calls := calls_of(eqn)) is not None:
+            for inner in calls.programs:
+                yield from _names(inner, times * calls.times)
 
 
 def _default(spec: StepSpec, target: Target) -> str:

@@ -1,6 +1,6 @@
 """Runs a jaxpr with a wrapper round each of its blocks."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.extend.core as jex
@@ -39,7 +39,7 @@ def evaluate(
     scanned: bool = False,
     segments=_NO_SEGMENTS,
     order: str = "free",
-    summed: Collection = (),
+    summed: frozenset = frozenset(),
 ) -> list:
     """The outputs of the plan's jaxpr. Equations run as JAX itself runs a jaxpr: with their scopes and source lines.
 
