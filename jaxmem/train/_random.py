@@ -14,8 +14,9 @@ from jaxmem.train._lever import Lever, Told
 from jaxmem.train._spec import StepSpec, once
 
 # What JAX calls the chips on which "auto" fences masks drawn by threefry: where the loss computes in 16 bits, or draws
-# in no scan, and not for attention weights. Peak GiB and estimated ms of a step, free → fenced, dropout 0.1, jax 0.10.2, libtpu 0.0.52; two GPT-2
-# layers under scan at batch 8 × 1024 (vocabulary 8192), and eight unrolled MLP layers in float32:
+# in no scan, and not for attention weights. Peak GiB and estimated ms of a step, free → fenced, dropout 0.1,
+# jax 0.10.2, libtpu 0.0.52; two GPT-2 layers under scan at batch 8 × 1024 (vocabulary 8192), and eight unrolled MLP
+# layers in float32:
 #             GPT bfloat16, full             GPT float32, full             MLP, full
 #   tpu-v5e   12.34 → 1.49   169.6 → 45.5    1.57 → 1.73   50.8 → 49.0     4.89 → 1.92 (temps)   272 → 182
 #    unrolled                               1.31 → 1.60   49.4 → 47.0
