@@ -43,6 +43,7 @@ class Drawn:
       narrow: whether it computes in 16-bit floats.
       masks: how many random masks of at least `LEAST` elements; each step of a scan counts.
       mask_bytes: of all of them, a byte an element.
+      most_axes: of a mask; those of attention weights have four.
     """
 
     draws: bool
@@ -50,9 +51,10 @@ class Drawn:
     narrow: bool
     masks: int
     mask_bytes: int
+    most_axes: int
 
 
-NOTHING = Drawn(draws=False, in_scans=False, narrow=False, masks=0, mask_bytes=0)
+NOTHING = Drawn(draws=False, in_scans=False, narrow=False, masks=0, mask_bytes=0, most_axes=0)
 
 
 def fenced(fn: Callable, *, least: int = LEAST) -> Callable:
@@ -89,7 +91,7 @@ def drawn(fn: Callable, *args, **kwargs) -> Drawn:
 
     >>> import jax
     >>> drawn(lambda key: jax.random.bernoulli(key, shape=(512, 512)), jax.random.key(0))
-    Drawn(draws=True, in_scans=False, narrow=False, masks=1, mask_bytes=262144)
+    Drawn(draws=True, in_scans=False, narrow=False, masks=1, mask_bytes=262144, most_axes=2)
     """
     call, fences = Call(fn, args, kwargs), _Fences(LEAST)
     program = jax.make_jaxpr(call)(*call.leaves)
@@ -101,6 +103,7 @@ def drawn(fn: Callable, *args, **kwargs) -> Drawn:
         narrow=any(getattr(v.aval, "dtype", None) in _NARROW for eqn in eqns for v in eqn.outvars),
         masks=fences.masks,
         mask_bytes=fences.mask_bytes,
+        most_axes=fences.most_axes,
     )
 
 
@@ -117,7 +120,7 @@ class _Fences:
 
     def __init__(self, least: int):
         self._least, self._known = least, {}
-        self.masks = self.mask_bytes = 0
+        self.masks = self.mask_bytes = self.most_axes = 0
 
     def of(self, closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         """A whole program with fences, which are counted."""
@@ -155,6 +158,7 @@ class _Fences:
                     even.update(eqn.outvars)
             elif self._is_mask(eqn) and by_hand.isdisjoint(eqn.outvars):
                 masks, mask_bytes = masks + 1, mask_bytes + num_bytes(eqn.outvars[0].aval)
+                self.most_axes = max(self.most_axes, len(eqn.outvars[0].aval.shape))
                 eqns += _with_fence(eqn)
                 continue
             elif eqn.primitive.name in _PASSING and all(v in bits or v in even or _is_single(v) for v in atoms):
