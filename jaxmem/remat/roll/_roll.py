@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.extend.core as jex
 
-from jaxmem.jaxprs import Call, body_of
+from jaxmem.jaxprs import Call, body_of, retraced
 from jaxmem.remat.roll._plan import Plan, plan_of, run
 
 
@@ -71,13 +71,11 @@ def roll(closed_jaxpr: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, Rolled]:
     >>> [eqn.primitive.name for eqn in program.eqns][-2:], found.layers[0].count, found.stacked_bytes
     (['scan', 'reduce_sum'], 3, {'float32': 768})
     """
-    jaxpr, consts = body_of(closed_jaxpr)
     plan = plan_of(closed_jaxpr)
     found = Rolled(layers=tuple(_told(plan)), refused=tuple(plan.all_refused()))
     if not found.layers:
         return closed_jaxpr, found
-    program = jax.make_jaxpr(lambda *args: run(plan, consts, args))(*[v.aval for v in jaxpr.invars])
-    return program, found
+    return retraced(functools.partial(run, plan, body_of(closed_jaxpr)[1]), closed_jaxpr), found
 
 
 def rolled(fn: Callable) -> Callable:
@@ -103,7 +101,7 @@ def rolled(fn: Callable) -> Callable:
         plan = plan_of(closed)
         if not any(plan.all_layers()):
             return call.result(jex.jaxpr_as_fun(closed)(*call.leaves))
-        return call.result(run(plan, body_of(closed)[1], call.leaves))
+        return call.result(run(plan, body_of(closed)[1], *call.leaves))
 
     return with_scans
 
