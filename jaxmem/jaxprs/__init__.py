@@ -1,6 +1,7 @@
 """What is known of a jaxpr: its values and equations, how to run them, where values come from, which are kept."""
 
 from jaxmem.jaxprs._call import Call as Call
+from jaxmem.jaxprs._call import rewritten as rewritten
 from jaxmem.jaxprs._equations import BODIES as BODIES
 from jaxmem.jaxprs._equations import CHEAP as CHEAP
 from jaxmem.jaxprs._equations import STACKED as STACKED
