@@ -53,8 +53,8 @@ _TECHNIQUES = frozenset({"accumulate", "precision", "random_bits", "remat"})
 _TRAIN = BASE | _TECHNIQUES | {"targets", "analysis", "checkpoint"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
-    **dict.fromkeys(("accumulate", "precision", "targets"), BASE),
-    "random_bits": BASE | {"remat"},  # what it knows of a jaxpr is in `remat.jaxprs`
+    **dict.fromkeys(("accumulate", "targets"), BASE),
+    **dict.fromkeys(("precision", "random_bits"), BASE | {"remat"}),  # what it knows of a jaxpr is in `remat.jaxprs`
     "remat": BASE | {"targets"},  # a budget is spent by the speed of a chip
     "analysis": BASE | {"targets"},  # what a program needs is always asked of a target
     "checkpoint": BASE,  # of any pytree; `train` says what of a step goes into one
