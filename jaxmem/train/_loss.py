@@ -36,6 +36,28 @@ def configured_loss(
       form: order, roll and random masks. Masks are fenced first, then layers are rolled, and in what comes of that
         blocks are found, for remat and for ties.
     """
+    loss = loss_to_roll(workload, config, frozen, checkpoint=checkpoint, decision=decision, form=form)
+    if form.roll:
+        loss = rolled(loss)
+    if decision is not None:
+        return decision.apply(loss, form.order)
+    if not declares(workload.loss_fn, "memory") and not config.policy.keeps_everything:
+        # It marks no blocks, so they are found.
+        mark = lambda fn, *, scanned, name: checkpoint(fn, config.remat, scanned=scanned)  # noqa: E731
+        return at_blocks(loss, mark, order=form.order)
+    return tied(loss, form.order)
+
+
+def loss_to_roll(
+    workload: Workload,
+    config: MemoryConfig,
+    frozen=None,
+    *,
+    checkpoint=remat.checkpoint_unchecked,
+    decision: ResidualPlan | None = None,
+    form: Settled = AS_WRITTEN,
+):
+    """`configured_loss` before its layers are rolled and its blocks are found."""
     loss_fn, compute = workload.loss_fn, jnp.dtype(config.dtypes.compute)
     if declares(loss_fn, "memory"):
         if form.order != "free" and config.policy.keeps_everything and decision is None:
@@ -52,16 +74,8 @@ def configured_loss(
 
     loss = random_bits.drawing_by(loss, config.generator)
     if form.random == "fenced":
-        loss = random_bits.fenced(loss)
-    if form.roll:
-        loss = rolled(loss)
-    if decision is not None:
-        return decision.apply(loss, form.order)
-    if not declares(workload.loss_fn, "memory") and not config.policy.keeps_everything:
-        # It marks no blocks, so they are found.
-        mark = lambda fn, *, scanned, name: checkpoint(fn, config.remat, scanned=scanned)  # noqa: E731
-        return at_blocks(loss, mark, order=form.order)
-    return tied(loss, form.order)
+        return random_bits.fenced(loss)
+    return loss
 
 
 def partition(params, selection):

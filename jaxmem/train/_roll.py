@@ -1,17 +1,15 @@
 """Rolling as a lever: repeated unrolled layers run as one scan."""
 
-import dataclasses
 from collections.abc import Iterator
 
 import jax
 
 from jaxmem._settled import AS_WRITTEN
-from jaxmem._signatures import declares
 from jaxmem._units import format_bytes
 from jaxmem.remat.roll import Rolled, what_rolls
 from jaxmem.targets import Target
 from jaxmem.train._lever import Lever, Told
-from jaxmem.train._loss import configured_loss
+from jaxmem.train._loss import loss_to_roll
 from jaxmem.train._spec import StepSpec, once
 
 
@@ -22,13 +20,10 @@ def _form(spec: StepSpec, target: Target) -> dict[str, bool]:
 @once
 def what_is_rolled(spec: StepSpec) -> Rolled:
     """What rolls in the loss of the first micro-batch; traced, not compiled."""
-    config = spec.config
-    if not declares(spec.workload.loss_fn, "memory"):  # its blocks are found in what was rolled
-        config = dataclasses.replace(config, remat="none")
-    form = dataclasses.replace(spec.settled or AS_WRITTEN, roll=False)
+    form = spec.settled or AS_WRITTEN
 
     def loss(trainable, frozen, batch, rng, state):
-        whole = configured_loss(spec.workload, config, frozen, form=form)
+        whole = loss_to_roll(spec.workload, spec.config, frozen, decision=spec.decision, form=form)
         return jax.tree.leaves(whole(trainable, batch, rng=rng, state=state))
 
     with spec.entered():
