@@ -1,5 +1,6 @@
 """The forms of other authors' steps: are gradients those of the plain form, and is "auto" no worse?"""
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable
@@ -68,7 +69,9 @@ def of_forms(workload: Workload, distance: Callable[[Any, Any], float]) -> dict[
     """Under each remat setting, by form: the distance of gradients and model state from the plain form's after a step.
 
     "same" stands for a program that is the plain one. A form is wrong where a step fails or is traced again, where a
-    loss is not finite, or where numbers differ: at all, or in a rolled form by more than `ROLL_TOLERANCE`.
+    loss is not finite, or where numbers differ: at all, or in a rolled form by more than `ROLL_TOLERANCE`. Programs are
+    compiled without LLVM's optimizations: what is fused otherwise then rounds as before, and a bit that differs is the
+    form's.
     """
     found: dict[str, dict] = {"distances": {}, "wrong": {}, "refused": {}}
     cpu = resolve_target("cpu")
@@ -83,7 +86,8 @@ def of_forms(workload: Workload, distance: Callable[[Any, Any], float]) -> dict[
                 if key == known:
                     found["distances"][cell] = "same"
                     continue
-                first, why = _run(step, workload.batch)
+                with _as_written():
+                    first, why = _run(step, workload.batch)
             except JaxmemError as refusal:
                 found["refused"][cell] = f"{type(refusal).__name__}: {refusal}"[:200]
                 continue
@@ -97,6 +101,16 @@ def of_forms(workload: Workload, distance: Callable[[Any, Any], float]) -> dict[
             if why or not equal:
                 found["wrong"][cell] = why or f"gradients differ by {apart:.1e}"
     return found
+
+
+@contextlib.contextmanager
+def _as_written():
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
 
 
 def _run(step, batch) -> tuple[Any, str]:
@@ -119,21 +133,21 @@ def _bits(tree) -> list[bytes]:
 
 
 def auto_beside_plain(workload: Workload, target_name: str) -> dict[str, dict]:
-    """Under each remat setting: the plain form, "auto", and which is worse, as compiled for a target."""
+    """Under each remat setting: the plain form, "auto", and which is worse, as compiled for a target.
+
+    Where both are one program, nothing is compiled.
+    """
     target, found = resolve_target(target_name), {}
     for remat in REMATS:
-        records, known = {}, {}
+        made = {}
         for name, form in (("plain", PLAIN), ("auto", {})):
             spec = settled(StepSpec.of(workload, MemoryConfig(remat=remat, **form)), target)
-            try:
-                program = trace_for(spec, target).lower()
-            except JaxmemError as refusal:
-                records[name] = {"refused": f"{type(refusal).__name__}: {refusal}"[:200]}
-                continue
-            key = content(spec, program, target)
-            if key not in known:
-                known[key] = compiled(spec, program, target_name)
-            records[name] = known[key]
+            made[name] = spec, trace_for(spec, target).lower()
+        plain, auto = (content(spec, program, target) for spec, program in made.values())
+        if plain == auto:
+            found[remat] = {"verdict": "same"}
+            continue
+        records = {name: compiled(spec, program, target_name) for name, (spec, program) in made.items()}
         found[remat] = {**records, **judge(records["auto"], records["plain"])}
     return found
 
