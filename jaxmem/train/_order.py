@@ -8,11 +8,14 @@ import jax
 from jaxmem._blame import warn
 from jaxmem._jaxpr_costs import calls_of
 from jaxmem.errors import SettingWarning
+from jaxmem.jaxprs import TIE
 from jaxmem.remat.blocks import HEAD
-from jaxmem.remat.jaxprs import TIE
 from jaxmem.targets import Target
 from jaxmem.train._lever import Lever, Told, Update
 from jaxmem.train._spec import StepSpec, once
+
+# Platforms on which "auto" ties the head of a step that recomputes.
+_TIED_ON = frozenset({"gpu", "tpu"})
 
 _IDLE = (
     'order="tied" does nothing: the loss has neither layers outside of a scan, found or marked with memory.block(...), '
@@ -56,8 +59,14 @@ def _names(jaxpr, times: int) -> Iterator[tuple[str, int]]:
 
 
 def _default(spec: StepSpec, target: Target) -> str:
-    """What "auto" means for a step on a target."""
-    return "free"
+    """What "auto" means for a step on a target: a tie at the head where that was never seen to be worse.
+
+    Ties pay where values are recomputed: the gradient of a head's weights, and the logits that it needs, then wait while
+    layers run again. With several devices a tie would hold back the sum of gradients over them; nobody measured that.
+    """
+    around = spec.layout.around
+    alone = target.device_count == 1 and (around is None or around.size == 1)
+    return "head" if alone and target.platform in _TIED_ON and spec.config.recomputes else "free"
 
 
 def _form(spec: StepSpec, target: Target) -> dict[str, str]:
@@ -66,7 +75,7 @@ def _form(spec: StepSpec, target: Target) -> dict[str, str]:
 
 def _rivals(spec: StepSpec, target: Target) -> Iterator[dict[str, str]]:
     if spec.config.order == "auto":
-        yield {"order": "tied" if _default(spec, target) == "free" else "free"}
+        yield {"order": "tied"}
 
 
 def _around(spec: StepSpec, update: Update) -> Update:
