@@ -25,7 +25,7 @@ def what_is_rolled(spec: StepSpec) -> Rolled:
     config = spec.config
     if not declares(spec.workload.loss_fn, "memory"):  # its blocks are found in what was rolled
         config = dataclasses.replace(config, remat="none")
-    form = dataclasses.replace(spec.settled or AS_WRITTEN, roll=False)
+    form = dataclasses.replace(spec.settled or AS_WRITTEN, roll=False, order="free")  # ties lie round what was rolled
 
     def loss(trainable, frozen, batch, rng, state):
         whole = configured_loss(spec.workload, config, frozen, form=form)

@@ -10,6 +10,7 @@ from jaxmem import MemoryConfig, WeightedMean, Workload, make_train_step
 from jaxmem.remat.blocks import find_blocks
 from jaxmem.remat.roll import rolled
 from jaxmem.targets import resolve_target
+from jaxmem.train._roll import what_is_rolled
 from jaxmem.train._settle import rivals, settled
 
 D, LAYERS, ROWS = 8, 4, 16
@@ -105,10 +106,17 @@ def test_nothing_to_roll_is_said():
     assert said == "roll=True does nothing: no layers repeat outside of scans."
 
 
+def test_layers_are_counted_with_ties_as_without():
+    step = make_train_step(workload(unmarked), MemoryConfig(order="tied", roll=True))
+    (layers,) = what_is_rolled(settled(step.spec, resolve_target("cpu"))).layers
+    assert layers.count == LAYERS
+
+
 def test_rolling_is_a_rival_where_there_is_something_to_roll():
     target = resolve_target("cpu")
     for given, config, expected in (
         (workload(unmarked), MemoryConfig(), [True]),
+        (workload(unmarked), MemoryConfig(order="tied"), [True]),
         (workload(unmarked), MemoryConfig(roll=False), []),
         (
             Workload(lambda w, x: jnp.mean(x @ w), jnp.ones((D, D)), jnp.ones((2, D)), optax.sgd(0.1)),
