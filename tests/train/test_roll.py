@@ -119,6 +119,7 @@ def test_rolling_is_a_rival_where_there_is_something_to_roll():
     target = resolve_target("cpu")
     for given, config, expected in (
         (workload(unmarked), MemoryConfig(), [True]),
+        (workload(unmarked), MemoryConfig(order="tied"), [True]),
         (workload(unmarked), MemoryConfig(roll=False), []),
         (
             Workload(lambda w, x: jnp.mean(x @ w), jnp.ones((D, D)), jnp.ones((2, D)), optax.sgd(0.1)),
