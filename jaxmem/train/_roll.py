@@ -14,7 +14,6 @@ from jaxmem.train._lever import Lever, Told
 from jaxmem.train._loss import configured_loss
 from jaxmem.train._spec import StepSpec, once
 
-
 # "auto" leaves layers as they are: the stacked parameters and gradients may cost more than a scan saves. Full remat,
 # compiled for an H100 by jax 0.10.2, unrolled → rolled: eight MLP layers of 32 MiB, peak 3.16 → 3.78 GiB,
 # 46.0 → 48.0 ms; four GPT layers 2.26 → 2.40 GiB, 14.3 → 15.7 ms.
