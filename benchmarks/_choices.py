@@ -7,13 +7,13 @@ import jax
 
 from benchmarks._cells import Cells
 from benchmarks._programs import program_record
+from jaxmem.jaxprs import Call
 from jaxmem.remat.auto._assignment import Assignment
 from jaxmem.remat.auto._problem import problem_of, program_of
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.auto._residual_plan import apply_choices
 from jaxmem.remat.auto._search import fit
 from jaxmem.remat.auto._trial import Fitted, Measured, Trial
-from jaxmem.remat.jaxprs import Call
 from jaxmem.targets import resolve_target
 
 

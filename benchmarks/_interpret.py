@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem._compat import called_jaxprs, scan_layout
-from jaxmem.remat.jaxprs import body_of, is_value
+from jaxmem.jaxprs import body_of, is_value
 
 # What only says where or when something is computed.
 _IDENTITIES = frozenset({"optimization_barrier", "device_put", "copy", "copy_p", "name"})

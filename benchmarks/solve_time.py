@@ -15,11 +15,11 @@ import jax
 
 from benchmarks._harness import emit
 from benchmarks._stacks import STACKS
+from jaxmem.jaxprs import Call
 from jaxmem.remat.auto._assignment import plain, smallest
 from jaxmem.remat.auto._problem import problem_of, program_of
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.auto._within import within
-from jaxmem.remat.jaxprs import Call
 
 LAYERS = 100
 SHARES = (0.25, 0.5, 0.75)

@@ -50,12 +50,13 @@ BASE = frozenset(
     }
 )
 _TECHNIQUES = frozenset({"accumulate", "precision", "random_bits", "remat"})
-_TRAIN = BASE | _TECHNIQUES | {"targets", "analysis", "checkpoint"}
+_TRAIN = BASE | _TECHNIQUES | {"targets", "jaxprs", "analysis", "checkpoint"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
     **dict.fromkeys(("accumulate", "precision", "targets"), BASE),
-    "random_bits": BASE | {"remat"},  # what it knows of a jaxpr is in `remat.jaxprs`
-    "remat": BASE | {"targets"},  # a budget is spent by the speed of a chip
+    "jaxprs": BASE | {"targets"},  # bytes of a value are those of a chip's tiles
+    "random_bits": BASE | {"jaxprs"},
+    "remat": BASE | {"jaxprs", "targets"},  # a budget is spent by the speed of a chip
     "analysis": BASE | {"targets"},  # what a program needs is always asked of a target
     "checkpoint": BASE,  # of any pytree; `train` says what of a step goes into one
     "train": _TRAIN,
@@ -63,7 +64,7 @@ MAY_IMPORT = {
     "cli": _TRAIN | {"train", "report"},
 }
 # Packages inside of remat, and those beside them that they may know.
-INSIDE_REMAT = {"jaxprs": set(), "blocks": {"jaxprs"}, "roll": {"jaxprs", "blocks"}, "auto": {"jaxprs", "blocks"}}
+INSIDE_REMAT = {"blocks": set(), "roll": {"blocks"}, "auto": {"blocks"}}
 GUARDED_LIBRARIES = frozenset({"jax", "jaxlib", "flax", "optax", "orbax"})
 
 
@@ -231,10 +232,10 @@ def test_packages_inside_remat_point_one_way():
 @pytest.mark.parametrize(
     ("module", "source", "faulty"),
     [
-        ("jaxmem.remat.jaxprs._facts", "from jaxmem.remat.blocks import Plan", True),
+        ("jaxmem.remat.blocks._find", "from jaxmem.remat.roll import roll", True),
         ("jaxmem.remat.blocks._plan", "from jaxmem.remat.auto import auto", True),
         ("jaxmem.remat.auto._problem", "from jaxmem.remat.blocks._plan import Plan", True),
-        ("jaxmem.remat._examine", "def f():\n    from jaxmem.remat.jaxprs._facts import Facts", True),
+        ("jaxmem.remat._examine", "def f():\n    from jaxmem.remat.blocks._plan import Plan", True),
         ("jaxmem.remat.auto._problem", "from jaxmem.remat.blocks import Plan", False),
         ("jaxmem.remat.auto._problem", "from jaxmem.remat.auto._solve import Group", False),
     ],

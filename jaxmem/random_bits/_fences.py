@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem._compat import called_jaxprs, scan_layout
-from jaxmem.remat.jaxprs import Call, body_key, body_of, equations_in, is_nested_scan, is_value, num_bytes
+from jaxmem.jaxprs import Call, body_key, body_of, equations_in, is_nested_scan, is_value, num_bytes
 
 LEAST = 2**16
 """Elements of the smallest mask that gets a fence. The bits of a smaller one take less than 256 KiB, no share of any

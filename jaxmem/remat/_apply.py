@@ -12,6 +12,7 @@ from jaxmem._flax import is_a, is_nnx
 from jaxmem._units import format_bytes
 from jaxmem.budget import Budget, is_auto, parse_budget
 from jaxmem.errors import InputError, RematWithoutEffect
+from jaxmem.jaxprs import Call, has_checkpoint, is_float, is_on_host, num_bytes, of_some, vjp_residuals
 from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._arguments import carrying_state
 from jaxmem.remat._checkpoint import checkpoint
@@ -19,7 +20,6 @@ from jaxmem.remat._queries import watched
 from jaxmem.remat._wrap import CALL, wrap
 from jaxmem.remat.auto import auto
 from jaxmem.remat.blocks import at_blocks
-from jaxmem.remat.jaxprs import Call, has_checkpoint, is_float, is_on_host, num_bytes, of_some, vjp_residuals
 
 
 def apply(

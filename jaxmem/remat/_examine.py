@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jaxmem._compat import called_jaxprs, checkpoint_name_of, prevents_cse
 from jaxmem._shown import JsonRecord
 from jaxmem.errors import RematWithoutEffect
+from jaxmem.jaxprs import equations_in, is_float, is_nested_scan, num_bytes, of_some, vjp_residuals
 from jaxmem.policy import Policy, as_policy, matches
 from jaxmem.remat._queries import PolicyQueries, check_names
 from jaxmem.remat._residuals import Residual, ResidualTable, residuals
 from jaxmem.remat.blocks import find_blocks, without_marked
-from jaxmem.remat.jaxprs import equations_in, is_float, is_nested_scan, num_bytes, of_some, vjp_residuals
 
 _LOOPS = ("scan", "while")
 _NEARLY_ALL = 0.9  # a block that makes this share of a loss's values is the whole loss

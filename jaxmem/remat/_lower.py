@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import Offloadable, checkpoint_name
 
 from jaxmem.errors import PolicyNotHonoured
+from jaxmem.jaxprs import is_on_host, vjp_residuals
 from jaxmem.policy import Policy
-from jaxmem.remat.jaxprs import is_on_host, vjp_residuals
 
 # The only memory kind that JAX offloads to: it takes any other name without a word, and leaves the value where it is.
 HOST = "pinned_host"

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
+from jaxmem.jaxprs import is_checkpoint, segments_scope, vjp_residuals
 from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._checkpoint import checkpoint
 from jaxmem.remat._nested_pricing import segment_lengths
 from jaxmem.remat._segments import Segments
-from jaxmem.remat.jaxprs import is_checkpoint, segments_scope, vjp_residuals
 
 
 def nested_scan(

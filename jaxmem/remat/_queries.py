@@ -17,10 +17,10 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxmem._flax import is_nnx
 from jaxmem.errors import UnmatchedNamesError
+from jaxmem.jaxprs import WATCH, is_float
 from jaxmem.policy import FATES, Policy, as_policy, is_regex, matches
 from jaxmem.remat._lower import JaxPolicy, is_dot, lower
 from jaxmem.remat._wrap import CALL, Hooks, Options, wrap
-from jaxmem.remat.jaxprs import WATCH, is_float
 
 
 class PolicyQueries:

@@ -7,10 +7,10 @@ from typing import Any
 
 from jaxmem._shown import Brief, JsonRecord
 from jaxmem.errors import InputError
+from jaxmem.jaxprs import fused, is_on_host, num_bytes, origin, vjp_residuals
 from jaxmem.policy import Policy, as_policy
 from jaxmem.remat._checkpoint import checkpoint
 from jaxmem.remat._queries import PolicyQueries, check_names
-from jaxmem.remat.jaxprs import fused, is_on_host, num_bytes, origin, vjp_residuals
 from jaxmem.targets import Tiles
 
 

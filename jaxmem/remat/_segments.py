@@ -27,8 +27,8 @@ from jax import lax
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from jaxmem._scopes import REMAT_SCOPE
+from jaxmem.jaxprs import is_float, segments_scope
 from jaxmem.remat._checkpoint import checkpoint
-from jaxmem.remat.jaxprs import is_float, segments_scope
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

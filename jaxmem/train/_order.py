@@ -8,8 +8,8 @@ import jax
 from jaxmem._blame import warn
 from jaxmem._jaxpr_costs import calls_of
 from jaxmem.errors import SettingWarning
+from jaxmem.jaxprs import TIE
 from jaxmem.remat.blocks import HEAD
-from jaxmem.remat.jaxprs import TIE
 from jaxmem.targets import Target
 from jaxmem.train._lever import Lever, Told, Update
 from jaxmem.train._spec import StepSpec, once

@@ -11,7 +11,7 @@ from jaxmem._compat import prune
 from jaxmem._units import format_bytes
 from jaxmem.analysis import PhaseNeed, Phases, Program, compiled_program, peak_and_seconds
 from jaxmem.analysis._sizes import shard_bytes
-from jaxmem.remat.jaxprs import num_bytes
+from jaxmem.jaxprs import num_bytes
 from jaxmem.targets import Target
 from jaxmem.train._layout import sharding_of
 from jaxmem.train._program import TargetProgram, lower_init

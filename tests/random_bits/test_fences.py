@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxmem.jaxprs import equations_in
 from jaxmem.random_bits import LEAST, drawn, fenced
-from jaxmem.remat.jaxprs import equations_in
 
 KEY, X = jax.random.key(1), jnp.linspace(-1.0, 1.0, 64).reshape(8, 8)
 

@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from jaxmem import MemoryConfig, Workload, make_train_step
 from jaxmem._settled import Settled
 from jaxmem.errors import SettingWarning
-from jaxmem.remat.jaxprs import TIE, equations_in
+from jaxmem.jaxprs import TIE, equations_in
 from jaxmem.targets import resolve_target
 from jaxmem.train._decision import step_problem
 from jaxmem.train._order import Ties, ties

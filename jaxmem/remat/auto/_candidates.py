@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxmem._compat import called_jaxprs, effect_names
+from jaxmem.jaxprs import equations_in, is_value, num_bytes, stored_bytes
 from jaxmem.remat.auto._costs import (
     COLLECTIVES,
     VIEWS,
@@ -18,7 +19,6 @@ from jaxmem.remat.auto._costs import (
 )
 from jaxmem.remat.auto._forward import Forward, happens_once
 from jaxmem.remat.auto._rates import Rates
-from jaxmem.remat.jaxprs import equations_in, is_value, num_bytes, stored_bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxmem._compat import called_jaxprs, effect_names
+from jaxmem.jaxprs import is_value
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._solve import Group
-from jaxmem.remat.jaxprs import is_value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from jaxmem._jaxpr_costs import COLLECTIVES as COLLECTIVES
 from jaxmem._jaxpr_costs import VIEWS as VIEWS
 from jaxmem._jaxpr_costs import calls_of, product_flops, rule_of
 from jaxmem._product_tiles import busy_share
+from jaxmem.jaxprs import is_value, num_bytes
 from jaxmem.remat.auto._rates import Rates
-from jaxmem.remat.jaxprs import is_value, num_bytes
 
 # Without each, so many of 224 budgets on 14 problems are dearer by 0.1 % in seconds as modelled with all of them.
 _FUSED_SHARE = 0.3  # of the bytes that an elementwise equation would move alone; with all of them 141, by up to 61 %

@@ -13,8 +13,8 @@ import jax
 import jax.extend.core as jex
 
 from jaxmem._compat import called_jaxprs, effect_names
+from jaxmem.jaxprs import function_of, inlined, inputs_of, is_float, is_value, num_bytes, of_some
 from jaxmem.remat.auto._costs import COLLECTIVES
-from jaxmem.remat.jaxprs import function_of, inlined, inputs_of, is_float, is_value, num_bytes, of_some
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxmem._blame import noting_refusal
 from jaxmem._display import renderers
 from jaxmem._shown import Brief, JsonRecord
+from jaxmem.jaxprs import Call, is_float
 from jaxmem.remat._checkpoint import checkpoint_unchecked
 from jaxmem.remat.auto._assignment import Assignment, plain, smallest, standard
 from jaxmem.remat.auto._auto import check_function, check_objective
@@ -17,7 +18,6 @@ from jaxmem.remat.auto._costs import jaxpr_cost
 from jaxmem.remat.auto._problem import Program, problem_of, program_of
 from jaxmem.remat.auto._rates import Rates
 from jaxmem.remat.auto._within import within
-from jaxmem.remat.jaxprs import Call, is_float
 from jaxmem.targets import Target, in_mesh, mesh_of, resolve_target
 
 if TYPE_CHECKING:

@@ -12,13 +12,7 @@ from jax.core import Tracer
 
 from jaxmem._cell import shortening
 from jaxmem._compat import effect_names
-from jaxmem.remat._residuals import Residual, residuals
-from jaxmem.remat.auto._candidates import candidates
-from jaxmem.remat.auto._forward import Forward, capture
-from jaxmem.remat.auto._rates import Rates
-from jaxmem.remat.auto._solve import Group
-from jaxmem.remat.blocks import HEAD, Part, Plan, cover, evaluate, parts, scan_lengths
-from jaxmem.remat.jaxprs import (
+from jaxmem.jaxprs import (
     Call,
     Facts,
     Tokens,
@@ -31,6 +25,12 @@ from jaxmem.remat.jaxprs import (
     vjp_residuals,
     with_rule,
 )
+from jaxmem.remat._residuals import Residual, residuals
+from jaxmem.remat.auto._candidates import candidates
+from jaxmem.remat.auto._forward import Forward, capture
+from jaxmem.remat.auto._rates import Rates
+from jaxmem.remat.auto._solve import Group
+from jaxmem.remat.blocks import HEAD, Part, Plan, cover, evaluate, parts, scan_lengths
 from jaxmem.targets import Tiles, in_mesh, mesh_of
 
 

@@ -17,6 +17,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxmem._compat import pull_back
 from jaxmem._scopes import REMAT_SCOPE
 from jaxmem._settled import AS_WRITTEN, Settled
+from jaxmem.jaxprs import Call, is_float, together, with_rule
 from jaxmem.remat.auto._assignment import Assignment
 from jaxmem.remat.auto._candidates import Candidates, Choice, candidates
 from jaxmem.remat.auto._content import content_of
@@ -25,7 +26,6 @@ from jaxmem.remat.auto._problem import Problem, Program, program_of
 from jaxmem.remat.auto._solution import Solution, describe
 from jaxmem.remat.auto._solve import Group, Limits, solve
 from jaxmem.remat.auto._stored import Stored, decision_hash, stored_form
-from jaxmem.remat.jaxprs import Call, is_float, together, with_rule
 
 _COMPILED = ("target", "peak_bytes", "compiles", "program")
 _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device

@@ -8,12 +8,12 @@ from typing import Any
 from jaxmem._shown import Brief, JsonRecord
 from jaxmem._source import short_place, source_line
 from jaxmem._units import format_bytes, format_seconds
+from jaxmem.jaxprs import origin
 from jaxmem.policy import Policy
 from jaxmem.remat._residuals import Residual
 from jaxmem.remat.auto._assignment import Assignment
 from jaxmem.remat.auto._forward import Forward, to_name
 from jaxmem.remat.auto._problem import Problem
-from jaxmem.remat.jaxprs import origin
 
 FATES = ("keep", "offload", "recompute")
 _WORTH_A_NAME = 0.01

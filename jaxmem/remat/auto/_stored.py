@@ -14,12 +14,12 @@ from jaxmem._installed import version
 from jaxmem._settled import Settled
 from jaxmem._source import short_place
 from jaxmem.errors import DecisionError
+from jaxmem.jaxprs import origin
 from jaxmem.remat.auto._assignment import Assignment, assigned, in_segments
 from jaxmem.remat.auto._candidates import Choice
 from jaxmem.remat.auto._content import Content, Kind, content_of, digest
 from jaxmem.remat.auto._problem import Problem
 from jaxmem.remat.auto._rates import Rates
-from jaxmem.remat.jaxprs import origin
 from jaxmem.targets import Tiles
 
 FORMAT = 1

@@ -7,11 +7,7 @@ import jax.extend.core as jex
 from jax import lax
 
 from jaxmem._compat import prevents_cse, scan_layout, with_cotangent
-from jaxmem.remat._nested_scan import nested_scan_of
-from jaxmem.remat.blocks._names import equation_name
-from jaxmem.remat.blocks._plan import Inside, Interval, Plan, scanned_block, with_cheap_inputs
-from jaxmem.remat.blocks._ties import ends_together, program_of, stretches, tie_of_block, tie_of_stretch, tied_program
-from jaxmem.remat.jaxprs import (
+from jaxmem.jaxprs import (
     USER_CHECKPOINT,
     Facts,
     bodies,
@@ -26,6 +22,10 @@ from jaxmem.remat.jaxprs import (
     scope_of,
     tie,
 )
+from jaxmem.remat._nested_scan import nested_scan_of
+from jaxmem.remat.blocks._names import equation_name
+from jaxmem.remat.blocks._plan import Inside, Interval, Plan, scanned_block, with_cheap_inputs
+from jaxmem.remat.blocks._ties import ends_together, program_of, stretches, tie_of_block, tie_of_stretch, tied_program
 
 _NO_SEGMENTS: Mapping[str | None, tuple[int, ...]] = {}
 

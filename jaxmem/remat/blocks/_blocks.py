@@ -8,10 +8,10 @@ import jax
 import jax.extend.core as jex
 
 from jaxmem.errors import RematWithoutEffect
+from jaxmem.jaxprs import Call, Facts, body_of, has_checkpoint, num_bytes
 from jaxmem.remat.blocks._apply import evaluate, plan_marked
 from jaxmem.remat.blocks._find import find_plan
 from jaxmem.remat.blocks._plan import parts
-from jaxmem.remat.jaxprs import Call, Facts, body_of, has_checkpoint, num_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

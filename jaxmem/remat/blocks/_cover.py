@@ -4,10 +4,10 @@ import dataclasses
 
 import jax.extend.core as jex
 
+from jaxmem.jaxprs import Facts
 from jaxmem.remat.blocks._find import find_plan
 from jaxmem.remat.blocks._names import HEAD, STEM, WHOLE, before_name, equation_name
 from jaxmem.remat.blocks._plan import Interval, Plan, interval
-from jaxmem.remat.jaxprs import Facts
 
 # Of what all equations keep. A smaller stretch is not worth its time in the solver.
 _SHARE = 0.02

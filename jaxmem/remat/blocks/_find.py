@@ -5,10 +5,7 @@ import dataclasses
 
 import jax.extend.core as jex
 
-from jaxmem.remat.blocks._names import numbered_name, scan_name, scopes_name, stretch_name
-from jaxmem.remat.blocks._plan import Inside, Interval, Plan, bytes_of, carry_bytes, interval
-from jaxmem.remat.blocks._repeats import Stretch, find_repeat, repeated_modules, stretches_at
-from jaxmem.remat.jaxprs import (
+from jaxmem.jaxprs import (
     USER_CHECKPOINT,
     Facts,
     Tokens,
@@ -18,6 +15,9 @@ from jaxmem.remat.jaxprs import (
     scopes_of,
     without_checkpoint,
 )
+from jaxmem.remat.blocks._names import numbered_name, scan_name, scopes_name, stretch_name
+from jaxmem.remat.blocks._plan import Inside, Interval, Plan, bytes_of, carry_bytes, interval
+from jaxmem.remat.blocks._repeats import Stretch, find_repeat, repeated_modules, stretches_at
 
 # Where repeated things make this share of what the backward pass of a repeated thing needs, that is no block but a
 # stage or a tower of blocks.

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxmem._compat import effect_names, scan_layout
+from jaxmem.jaxprs import CHEAP, Facts, is_value, num_bytes
 from jaxmem.remat.blocks._names import part_names
-from jaxmem.remat.jaxprs import CHEAP, Facts, is_value, num_bytes
 
 # What may happen again when a block is recomputed. Everything else (host callbacks, writes to references) must not.
 _REPEATABLE = frozenset({"NamedAxisEffect", "DebugEffect", "OrderedDebugEffect"})

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxmem.remat.jaxprs import Facts, Tokens
+from jaxmem.jaxprs import Facts, Tokens
 
 # How far apart, counted in matmuls of the same kind, a repetition may be looked for; and how many distances are tried.
 _MAX_ANCHORS, _MAX_PERIODS = 96, 96

@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from jaxmem._compat import called_programs, checkpoint_policy, prevents_cse
+from jaxmem.jaxprs import Facts, evaluate_with, function_of, inputs_of, is_value, jaxpr_of, scope_of, tie
 from jaxmem.remat._mark import MARK
 from jaxmem.remat.blocks._names import HEAD, STEM, WHOLE, equation_name
 from jaxmem.remat.blocks._plan import Inside, Interval
-from jaxmem.remat.jaxprs import Facts, evaluate_with, function_of, inputs_of, is_value, jaxpr_of, scope_of, tie
 
 # A block that reads a part of an array makes a gradient of that part, and no barrier should hold one of the whole.
 _PARTS = frozenset("slice dynamic_slice unstack".split())

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.extend.core as jex
 
 from jaxmem._compat import effect_names
-from jaxmem.remat.jaxprs import CHEAP, USER_CHECKPOINT, Facts, is_float, is_value, num_bytes
+from jaxmem.jaxprs import CHEAP, USER_CHECKPOINT, Facts, is_float, is_value, num_bytes
 from jaxmem.remat.roll._same import Different, Parallel, as_one, fresh, same_literal, same_type
 
 # Effects that a scan has once a step, in order.

@@ -8,8 +8,7 @@ import jax
 import jax.extend.core as jex
 
 from jaxmem._compat import prevents_cse
-from jaxmem.remat.blocks import find_repeat, scopes_name
-from jaxmem.remat.jaxprs import (
+from jaxmem.jaxprs import (
     USER_CHECKPOINT,
     Facts,
     Tokens,
@@ -25,6 +24,7 @@ from jaxmem.remat.jaxprs import (
     scope_of,
     scopes_of,
 )
+from jaxmem.remat.blocks import find_repeat, scopes_name
 from jaxmem.remat.roll._layers import Layers, layers_of
 from jaxmem.remat.roll._run import array_of, run_layers
 from jaxmem.remat.roll._same import Different, Parallel

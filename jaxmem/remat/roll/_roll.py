@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.extend.core as jex
 
-from jaxmem.remat.jaxprs import Call, body_of
+from jaxmem.jaxprs import Call, body_of
 from jaxmem.remat.roll._plan import Plan, plan_of, run
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmem.remat.jaxprs import STACKED, Facts, function_of, is_value, reader
+from jaxmem.jaxprs import STACKED, Facts, function_of, is_value, reader
 from jaxmem.remat.roll._layers import Layers
 
 

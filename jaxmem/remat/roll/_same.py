@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxmem._compat import call_to_inline, prune, varying_axes, with_more_inputs
-from jaxmem.remat.jaxprs import (
+from jaxmem.jaxprs import (
     USER_CHECKPOINT,
     body_key,
     body_of,

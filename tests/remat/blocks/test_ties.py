@@ -13,10 +13,10 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxmem._jaxpr_costs import product_flops
+from jaxmem.jaxprs import TIE, equations_in, tie
 from jaxmem.remat import checkpoint, nested_scan
 from jaxmem.remat.auto import auto
 from jaxmem.remat.blocks import at_blocks, marked, tied
-from jaxmem.remat.jaxprs import TIE, equations_in, tie
 from tests.remat.blocks import models
 from tests.remat.blocks.models import TOKENS, D, X, full, weights
 

@@ -4,8 +4,8 @@ import jax.extend.core as jex
 import numpy as np
 
 from jaxmem._compat import effect_names
-from jaxmem.remat.jaxprs._equations import BODIES, body_of
-from jaxmem.remat.jaxprs._facts import Facts
+from jaxmem.jaxprs._equations import BODIES, body_of
+from jaxmem.jaxprs._facts import Facts
 
 # Parameters that differ from layer to layer where the layers are the same: `w[0]`, `w[1]`, …
 _PLACE = frozenset({"start_indices", "limit_indices", "name"})

@@ -7,7 +7,7 @@ import jax
 import jax.extend.core as jex
 
 from jaxmem._compat import call_to_inline, name_stack, without_tangents
-from jaxmem.remat.jaxprs._equations import body_of, inputs_of, is_value
+from jaxmem.jaxprs._equations import body_of, inputs_of, is_value
 
 _DEBUG_INFO = jex.DebugInfo("jaxmem block", "jaxmem.remat.blocks", None, None)
 

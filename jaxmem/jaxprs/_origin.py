@@ -6,7 +6,7 @@ import re
 
 from jaxmem._compat import called_jaxprs, checkpoint_name_of, name_stack, scan_layout
 from jaxmem._source import is_library, source_line
-from jaxmem.remat.jaxprs._equations import TIE, WATCH, is_value
+from jaxmem.jaxprs._equations import TIE, WATCH, is_value
 
 # Operations that hand a value on: what made it is further up.
 _TRANSPARENT = frozenset({"device_put", "copy", "copy_p", "reduce_precision", "optimization_barrier", WATCH, TIE})

@@ -10,7 +10,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from jaxmem._compat import scan_layout
-from jaxmem.remat.jaxprs._equations import (
+from jaxmem.jaxprs._equations import (
     BODIES,
     CHEAP,
     HEAVY,
@@ -30,7 +30,7 @@ from jaxmem.remat.jaxprs._equations import (
     nested_segments,
     num_bytes,
 )
-from jaxmem.remat.jaxprs._run import evaluate_with
+from jaxmem.jaxprs._run import evaluate_with
 
 
 class Facts:

@@ -6,7 +6,7 @@ import jax
 import jax.extend.core as jex
 
 from jaxmem._cell import shortening
-from jaxmem.remat.jaxprs._equations import is_value
+from jaxmem.jaxprs._equations import is_value
 from jaxmem.targets import in_mesh, mesh_of
 
 

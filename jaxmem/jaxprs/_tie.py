@@ -17,7 +17,7 @@ from jax import lax
 from jax.interpreters import ad, batching, mlir
 
 from jaxmem._compat import prune_by_place, varying_axes
-from jaxmem.remat.jaxprs._equations import TIE, is_float
+from jaxmem.jaxprs._equations import TIE, is_float
 
 
 def tie(values: Sequence, at: str) -> list:

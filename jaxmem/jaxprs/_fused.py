@@ -6,7 +6,7 @@ import jax.extend.core as jex
 
 from jaxmem._compat import call_to_inline
 from jaxmem._jaxpr_costs import rule_of
-from jaxmem.remat.jaxprs._equations import body_of, is_value, num_bytes
+from jaxmem.jaxprs._equations import body_of, is_value, num_bytes
 
 # Elementwise by its cost, but no part of a fusion: it moves memory, draws bits, or holds operations apart.
 _APART = frozenset(
