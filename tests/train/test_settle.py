@@ -67,7 +67,7 @@ def _peak(remat, **config):
 
 def test_every_form_has_words():
     for name, value in dataclasses.asdict(AS_WRITTEN).items():
-        assert value in WORDS[name] and "auto" in WORDS[name]
+        assert value in WORDS[name] and ("auto" in WORDS[name] or name == "gathers")
 
 
 def test_a_setting_that_is_asked_for_has_no_rival(levers):
