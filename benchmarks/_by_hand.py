@@ -1,7 +1,6 @@
 """Losses with `jax.checkpoint`, `nn.remat` or `nnx.remat` round each layer, as they are written without jaxmem.
 
-Each is `(params, batch, rng, state) → (loss, what else the step returns)`: the new model state, and the metrics that the
-loss has.
+Each is `(params, batch, rng, state) → (loss, what else the step returns)`: the new model state, and the loss's metrics.
 """
 
 import dataclasses

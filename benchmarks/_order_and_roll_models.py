@@ -210,9 +210,7 @@ def _unrolled_gpt_loss(model, tokens):
 
 def _unrolled_gpt_workload() -> Workload:
     tokens = shape(8, 1024, dtype=jnp.int32)
-    return Workload.from_linen(
-        _UnrolledGPT(), _unrolled_gpt_loss, tokens, optax.adamw(1e-3), rng=jax.random.key(0)
-    )
+    return Workload.from_linen(_UnrolledGPT(), _unrolled_gpt_loss, tokens, optax.adamw(1e-3), rng=jax.random.key(0))
 
 
 def _gpt2(memory) -> nn.Module:

@@ -11,8 +11,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxmem import MemoryConfig, Workload, make_train_step
 from jaxmem._settled import AS_WRITTEN, Settled
-from jaxmem.precision import narrow_gathers, widened_gathers
 from jaxmem.jaxprs import equations_in
+from jaxmem.precision import narrow_gathers, widened_gathers
 from jaxmem.targets import resolve_target
 from jaxmem.train import TrainStep, _gathers
 from jaxmem.train._forms import spend
