@@ -16,9 +16,10 @@ WORDS: dict[str, dict[Any, str]] = {
     "order": {"auto": "order auto", "tied": "tied", "head": "head tied", "free": "free"},
     "roll": {"auto": "roll auto", True: "rolled", False: "unrolled"},
     "random": {"auto": "random auto", "fenced": "fenced", "free": "unfenced"},
+    "gathers": {"narrow": "narrow gathers", "as written": "gathers as written"},
     "generator": {"given": "own generator", "rbg": "rbg", "threefry2x32": "threefry2x32"},
 }
-"""By field of `MemoryConfig`: the word for each of its settings and forms, in which no two fields are alike."""
+"""By field of `MemoryConfig` or `Settled`: the word for each setting and form, in which no two fields are alike."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,14 +31,17 @@ class Settled:
         comes after the last layer are; or "free".
       roll: whether repeated unrolled layers run as one scan.
       random: "fenced", masks are drawn once and fused into nothing, or "free".
+      gathers: "narrow", gathers of a value that was just widened read the narrow one; or "as written". The target
+        alone says it, no field of a config.
 
     >>> Settled.read({"order": "tied"})
-    Settled(order='tied', roll=False, random='free')
+    Settled(order='tied', roll=False, random='free', gathers='as written')
     """
 
     order: str = "free"
     roll: bool = False
     random: str = "free"
+    gathers: str = "as written"
 
     @classmethod
     def read(cls, fields: dict[str, Any]) -> "Settled":

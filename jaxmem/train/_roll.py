@@ -10,6 +10,10 @@ from jaxmem.targets import Target
 from jaxmem.train._lever import Lever, Told
 from jaxmem.train._spec import StepSpec, loss_program, once
 
+# "auto" leaves layers as they are: the stacked parameters and gradients may cost more than a scan saves. Full remat,
+# compiled for an H100 by jax 0.10.2, unrolled → rolled: eight MLP layers of 32 MiB, peak 3.16 → 3.78 GiB,
+# 46.0 → 48.0 ms; four GPT layers 2.26 → 2.40 GiB, 14.3 → 15.7 ms.
+
 
 def _form(spec: StepSpec, target: Target) -> dict[str, bool]:
     return {"roll": spec.config.roll is True}

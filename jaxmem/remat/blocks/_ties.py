@@ -44,6 +44,10 @@ def tied_program(facts: Facts, indices: Sequence[int], outputs, name: str, untie
     parts = _parts(facts, indices)
     rest = [i for i in indices if i not in parts]
     read = _in_order_of_use(facts, rest)
+    if name == HEAD:
+        # The gradient of its input first: behind that of its weights XLA:GPU kept an activation more. A GPT with one
+        # array for embedding and output layer, H100, jax 0.10.2: 2.071 → 2.087 GiB; on a v5e both orders are alike.
+        read = read[::-1]
     chosen = [v not in untied and not _summed_otherwise(facts, rest, v) for v in read]
     run = program_of(facts, rest, read, outputs)
     take = program_of(facts, parts, facts.inputs(indices), read)
