@@ -11,7 +11,7 @@ import pytest
 from jaxmem import MemoryConfig, Workload, make_train_step, verify
 from jaxmem.targets import resolve_target
 from jaxmem.train import _random
-from jaxmem.train._settle import rivals, settled
+from jaxmem.train._settle import settled
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._update import idle_settings
 
@@ -93,8 +93,8 @@ def test_auto_is_what_was_never_seen_to_be_worse_on_the_chip():
 
 
 def test_the_other_form_is_a_rival_where_there_are_masks():
-    assert [each.random for each in rivals(StepSpec.of(workload()), H100)] == ["fenced"]
-    assert [each.random for each in rivals(StepSpec.of(workload()), V5E)] == ["fenced"]
+    for target in (H100, V5E):
+        assert list(_random.LEVER.rivals(StepSpec.of(workload()), target)) == [{"random": "fenced"}]
     plain = lambda params, x: jnp.mean((x @ params[0]) ** 2)  # noqa: E731
     noisy = lambda params, x, *, rng: jnp.mean((x @ params[0] + jax.random.normal(rng, x.shape)) ** 2)  # noqa: E731
     for fn in (plain, noisy):
