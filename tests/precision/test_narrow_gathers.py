@@ -151,9 +151,9 @@ def test_what_gains_nothing_or_would_change_numbers_is_left(fn):
 
 
 def test_small_values_are_left():
-    assert widened_gathers(own, W, X, LABELS) == ()
+    assert widened_gathers(jax.make_jaxpr(own)(W, X, LABELS)) == ()
     many = jnp.zeros((2**15, WIDTH), jnp.bfloat16)
-    (found,) = widened_gathers(own, W, many, jnp.zeros(2**15, int))
+    (found,) = widened_gathers(jax.make_jaxpr(own)(W, many, jnp.zeros(2**15, int)))
     assert (found.narrow, found.wide, found.num_bytes) == ("bfloat16", "float32", 2**15 * VOCABULARY * 4)
 
 

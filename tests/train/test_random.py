@@ -102,7 +102,7 @@ def test_the_other_form_is_a_rival_where_there_are_masks():
 
 
 def test_a_report_says_what_is_fenced_and_what_does_nothing():
-    assert told(workload(), V5E).news == (
+    assert told(workload(), V5E, remat="full").news == (
         "3 random masks are fenced, 384.0 KiB a micro-batch at a byte an element: each is drawn by itself, and not "
         "with what reads it.",
     )
