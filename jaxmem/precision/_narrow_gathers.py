@@ -144,7 +144,7 @@ class _Edit:
             v = self.moved[v].invars[0]
         return self.narrow[v].aval.dtype if is_value(v) and v in self.narrow else None
 
-    def narrow_of(self, v: jex.Var) -> jex.Var:
+    def narrow_of(self, v) -> Any:
         """The narrow value of a widened one, moved where that was."""
         if v not in self.narrow:
             eqn = self.moved[v]
