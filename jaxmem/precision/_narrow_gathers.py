@@ -30,7 +30,7 @@ _MOVES = frozenset("reshape transpose squeeze expand_dims slice rev copy copy_p"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Widened:
+class Widened(Brief):
     """A gather of a widened value.
 
     Args:
