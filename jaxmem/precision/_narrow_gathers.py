@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem._compat import call_to_inline, with_more_inputs
+from jaxmem._shown import Brief
 from jaxmem.jaxprs import Call, body_key, body_of, is_nested_scan, is_value, num_bytes
 
 LEAST = 2**22
@@ -150,7 +151,7 @@ class _Edit:
             v = self.moved[v].invars[0]
         return self.narrow[v].aval.dtype if is_value(v) and v in self.narrow else None
 
-    def narrow_of(self, v: jex.Var) -> jex.Var:
+    def narrow_of(self, v: Any) -> Any:
         """The narrow value of a widened one, moved where that was."""
         if v not in self.narrow:
             eqn = self.moved[v]
@@ -167,7 +168,8 @@ class _Edit:
 
     def read(self, eqn):
         """The gather, of the narrow value."""
-        wide, indices = eqn.invars
+        wide: Any = eqn.invars[0]
+        indices = eqn.invars[1]
         narrow = self.narrow_of(wide)
         dtypes = {"narrow": narrow.aval.dtype.name, "wide": wide.aval.dtype.name}
         self.edits.found.append(Widened(**dtypes, num_bytes=num_bytes(wide.aval)))
