@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem._compat import call_to_inline, with_more_inputs
+from jaxmem._shown import Brief
 from jaxmem.jaxprs import body_key, body_of, is_nested_scan, is_value, num_bytes, rewritten
 
 LEAST = 2**22
@@ -30,7 +31,7 @@ _MOVES = frozenset("reshape transpose squeeze expand_dims slice rev copy copy_p"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Widened:
+class Widened(Brief):
     """A gather of a widened value.
 
     Args:
