@@ -7,11 +7,13 @@ import jax
 
 from jaxmem._blame import warn
 from jaxmem._jaxpr_costs import calls_of
+from jaxmem._settled import AS_WRITTEN
 from jaxmem.errors import SettingWarning
 from jaxmem.jaxprs import TIE
 from jaxmem.remat.blocks import HEAD
 from jaxmem.targets import Target
 from jaxmem.train._lever import Lever, Told, Update
+from jaxmem.train._roll import what_is_rolled
 from jaxmem.train._spec import StepSpec, once
 
 # Platforms on which "auto" ties the head of a step that recomputes.
@@ -20,6 +22,10 @@ _TIED_ON = frozenset({"gpu", "tpu"})
 _IDLE = (
     'order="tied" does nothing: the loss has neither layers outside of a scan, found or marked with memory.block(...), '
     "nor a matmul after the last layer. Leave it out."
+)
+_ROLLED = (
+    'order="tied" does nothing: the layers are rolled, each step of their scan makes its weight gradients before the '
+    "next begins, and no matmul comes after the last layer. Leave it out."
 )
 
 
@@ -61,8 +67,9 @@ def _names(jaxpr, times: int) -> Iterator[tuple[str, int]]:
 def _default(spec: StepSpec, target: Target) -> str:
     """What "auto" means for a step on a target: a tie at the head where that was never seen to be worse.
 
-    Ties pay where values are recomputed: the gradient of a head's weights, and the logits that it needs, then wait while
-    layers run again. With several devices a tie would hold back the sum of gradients over them; nobody measured that.
+    Ties pay where values are recomputed: the gradient of a head's weights, and the logits that it needs, then wait
+    while layers run again. With several devices a tie would hold back the sum of gradients over them; nobody measured
+    that.
     """
     around = spec.layout.around
     alone = target.device_count == 1 and (around is None or around.size == 1)
@@ -78,13 +85,18 @@ def _rivals(spec: StepSpec, target: Target) -> Iterator[dict[str, str]]:
         yield {"order": "tied"}
 
 
+def _idle(spec: StepSpec) -> str:
+    """Why there is no tie."""
+    return _ROLLED if (spec.settled or AS_WRITTEN).roll and what_is_rolled(spec).layers else _IDLE
+
+
 def _around(spec: StepSpec, update: Update) -> Update:
     if spec.config.order != "tied":
         return update
 
     def checked(state, batch, **options):
         if not any(ties(spec)):
-            warn(_IDLE, SettingWarning)
+            warn(_idle(spec), SettingWarning)
         return update(state, batch, **options)
 
     return checked
@@ -96,7 +108,7 @@ def _told(spec: StepSpec, target: Target) -> Told:
     found = ties(spec)
     if any(found):
         return Told(news=(f"tied: {found}; weight gradients are made before the backward pass goes on.",))
-    return Told(notes=(_IDLE,) if spec.config.order == "tied" else ())
+    return Told(notes=(_idle(spec),) if spec.config.order == "tied" else ())
 
 
 LEVER = Lever(form=_form, rivals=_rivals, around=_around, told=_told)
