@@ -10,6 +10,7 @@ from jaxmem.jaxprs import TIE
 from jaxmem.remat.blocks import HEAD
 from jaxmem.targets import Target
 from jaxmem.train._lever import Lever, Told, Update
+from jaxmem.train._roll import what_is_rolled
 from jaxmem.train._spec import StepSpec, loss_program, once
 
 # Platforms on which "auto" ties the head of a step that recomputes.
@@ -18,6 +19,10 @@ _TIED_ON = frozenset({"gpu", "tpu"})
 _IDLE = (
     'order="tied" does nothing: the loss has neither layers outside of a scan, found or marked with memory.block(...), '
     "nor a matmul after the last layer. Leave it out."
+)
+_ROLLED = (
+    'order="tied" does nothing: the layers are rolled, each step of their scan makes its weight gradients before the '
+    "next begins, and no matmul comes after the last layer. Leave it out."
 )
 
 
@@ -74,13 +79,18 @@ def _rivals(spec: StepSpec, target: Target) -> Iterator[dict[str, str]]:
         yield {"order": "tied"}
 
 
+def _idle(spec: StepSpec) -> str:
+    """Why there is no tie."""
+    return _ROLLED if spec.form.roll and what_is_rolled(spec).layers else _IDLE
+
+
 def _around(spec: StepSpec, update: Update) -> Update:
     if spec.config.order != "tied":
         return update
 
     def checked(state, batch, **options):
         if not any(ties(spec)):
-            warn(_IDLE, SettingWarning)
+            warn(_idle(spec), SettingWarning)
         return update(state, batch, **options)
 
     return checked
@@ -92,7 +102,7 @@ def _told(spec: StepSpec, target: Target) -> Told:
     found = ties(spec)
     if any(found):
         return Told(news=(f"tied: {found}; weight gradients are made before the backward pass goes on.",))
-    return Told(notes=(_IDLE,) if spec.config.order == "tied" else ())
+    return Told(notes=(_idle(spec),) if spec.config.order == "tied" else ())
 
 
 LEVER = Lever(form=_form, rivals=_rivals, around=_around, told=_told)

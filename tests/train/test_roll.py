@@ -10,6 +10,7 @@ from jaxmem import MemoryConfig, WeightedMean, Workload, make_train_step
 from jaxmem.remat.blocks import find_blocks
 from jaxmem.remat.roll import rolled
 from jaxmem.targets import resolve_target
+from jaxmem.train._order import LEVER
 from jaxmem.train._roll import what_is_rolled
 from jaxmem.train._settle import rivals, settled
 
@@ -113,6 +114,19 @@ def test_ties_which_come_later_hide_no_layers(loss, remat):
     spec = settled(make_train_step(workload(loss), MemoryConfig(order="tied", remat=remat)).spec, target)
     assert [layers.count for layers in what_is_rolled(spec).layers] == [LAYERS]
     assert True in [form.roll for form in rivals(spec, target)]
+
+
+def test_a_tied_step_without_ties_says_that_its_layers_are_rolled():
+    target = resolve_target("cpu")
+    told = [
+        LEVER.told(
+            settled(make_train_step(workload(unmarked), MemoryConfig(order="tied", roll=roll)).spec, target), target
+        )
+        for roll in (False, True)
+    ]
+    assert told[0].news and not told[0].notes
+    (note,) = told[1].notes
+    assert 'order="tied" does nothing: the layers are rolled' in note
 
 
 def test_rolling_is_a_rival_where_there_is_something_to_roll():
