@@ -68,9 +68,9 @@ def descending(rate: float = 0.01) -> optax.GradientTransformation:
 def of_forms(workload: Workload, distance: Callable[[Any, Any], float]) -> dict[str, dict]:
     """Under each remat setting, by form: the distance of gradients and model state from the plain form's after a step.
 
-    "same" stands for a program that is the plain one. A form is wrong where a step fails, a loss is not finite, or numbers
-    differ by more than `TOLERANCE`. In a form that is not rolled no bit may differ. Where one does, the
-    compiler may have fused otherwise, so gradients are then computed equation by equation.
+    "same" stands for a program that is the plain one. A form is wrong where a step fails, a loss is not finite, or
+    numbers differ by more than `TOLERANCE`. In a form that is not rolled no bit may differ. Where one does, perhaps the
+    compiler has fused otherwise, and gradients are computed equation by equation.
     """
     found: dict[str, dict] = {"distances": {}, "wrong": {}, "refused": {}}
     cpu = resolve_target("cpu")
