@@ -112,6 +112,12 @@ def test_layers_are_counted_with_ties_as_without():
     assert layers.count == LAYERS
 
 
+def test_stacked_weights_have_no_source_line_of_jaxmem():
+    found = make_train_step(workload(unmarked), MemoryConfig(roll=True)).residuals()
+    assert any("stacked_layers" in row.module for row in found.rows)
+    assert not any("_run.py" in row.source for row in found.rows)
+
+
 def test_rolling_is_a_rival_where_there_is_something_to_roll():
     target = resolve_target("cpu")
     for given, config, expected in (
