@@ -30,7 +30,6 @@ BASE = frozenset(
         "_installed",
         "_jaxpr_costs",
         "_miscompilations",
-        "_scan_stacks",
         "_peers",
         "_processes",
         "_last_window",
@@ -53,9 +52,9 @@ _TECHNIQUES = frozenset({"accumulate", "precision", "random_bits", "remat"})
 _TRAIN = BASE | _TECHNIQUES | {"targets", "jaxprs", "analysis", "checkpoint"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
-    **dict.fromkeys(("accumulate", "precision", "targets"), BASE),
+    **dict.fromkeys(("accumulate", "targets"), BASE),
     "jaxprs": BASE | {"targets"},  # bytes of a value are those of a chip's tiles
-    "random_bits": BASE | {"jaxprs"},
+    **dict.fromkeys(("precision", "random_bits"), BASE | {"jaxprs"}),
     "remat": BASE | {"jaxprs", "targets"},  # a budget is spent by the speed of a chip
     "analysis": BASE | {"targets"},  # what a program needs is always asked of a target
     "checkpoint": BASE,  # of any pytree; `train` says what of a step goes into one

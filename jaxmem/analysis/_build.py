@@ -118,7 +118,7 @@ def build_report(program: Program, target: Target) -> MemoryReport:
         settings=tuple(Setting(name=name, value=value) for name, value in program.settings.items()),
         config=program.config.to_json() if program.config else "",
         remat=program.remat,
-        **(dataclasses.asdict(program.settled) if program.settled else {}),
+        **({name: getattr(program.settled, name) for name in ("order", "roll", "random")} if program.settled else {}),
         generator=program.generator,
         forward_flops=modelled.forward if modelled else None,
         asked_recompute_flops=modelled.recompute if modelled else None,

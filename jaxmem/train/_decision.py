@@ -80,7 +80,7 @@ def put_back(spec: StepSpec, target: str | Target | None, text: str) -> StepSpec
 
 def _check_form(config: MemoryConfig, stored: Stored) -> None:
     for field, made in dataclasses.asdict(stored.settled).items():
-        asked = getattr(config, field)
+        asked = getattr(config, field, "auto")
         if asked not in ("auto", made):
             raise DecisionError(
                 wanted=f"a decision for a step with {field}={asked!r}",

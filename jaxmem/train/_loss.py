@@ -33,8 +33,8 @@ def configured_loss(
       frozen: the parameters that are not trained.
       checkpoint: what marks a block.
       decision: what a budget was spent on; blocks are found, whether the loss marks them or not.
-      form: order, roll and random masks. Masks are fenced first, then layers are rolled, and in what comes of that
-        blocks are found, for remat and for ties.
+      form: order, roll, random masks and gathers. Masks are fenced first, then gathers are made narrow, then layers
+        are rolled, and in what comes of that blocks are found, for remat and for ties.
     """
     loss_fn, compute = workload.loss_fn, jnp.dtype(config.dtypes.compute)
     if declares(loss_fn, "memory"):
@@ -53,6 +53,8 @@ def configured_loss(
     loss = random_bits.drawing_by(loss, config.generator)
     if form.random == "fenced":
         loss = random_bits.fenced(loss)
+    if form.gathers == "narrow":
+        loss = precision.narrow_gathers(loss)
     if form.roll:
         loss = rolled(loss)
     if decision is not None:

@@ -11,28 +11,28 @@ from jaxmem._units import format_bytes
 from jaxmem.random_bits import GIVEN, generator_of, is_key
 from jaxmem.targets import Target, on_target
 from jaxmem.train._lever import Lever, Told
-from jaxmem.train._spec import StepSpec, once
+from jaxmem.train._spec import StepSpec, loss_program, once
 
-# What JAX calls the chips on which "auto" fences masks drawn by threefry: where the loss computes in 16 bits, or draws
-# in no scan, and not for attention weights. Peak GiB and estimated ms of a step, free → fenced, dropout 0.1,
-# jax 0.10.2, libtpu 0.0.52; two GPT-2 layers under scan at batch 8 × 1024 (vocabulary 8192), and eight unrolled MLP
-# layers in float32:
+# What JAX calls the chips on which "auto" fences masks drawn by threefry: where the step recomputes, and its loss
+# computes in 16 bits, or draws in no scan, and not for attention weights. Peak GiB and estimated ms of a step,
+# free → fenced, dropout 0.1, jax 0.10.2, libtpu 0.0.52; two GPT-2 layers under scan at batch 8 × 1024 (vocabulary
+# 8192), and eight unrolled MLP layers in float32:
 #             GPT bfloat16, full             GPT float32, full             MLP, full
 #   tpu-v5e   12.34 → 1.49   169.6 → 45.5    1.57 → 1.73   50.8 → 49.0     4.89 → 1.92 (temps)   272 → 182
 #    unrolled                               1.31 → 1.60   49.4 → 47.0
 #   gpu-h100   1.42 → 1.42     6.5 → 6.7                                   3.16 → 3.16          46.0 → 47.7
+# Without remat a v5e's MLP peaks at 6.01 → 6.27 GiB, 146 → 143 ms.
 _FENCED_ON = frozenset({"TPU v5 lite"})
 
 
 def drawn(spec: StepSpec) -> random_bits.Drawn:
-    """What the loss draws for one micro-batch, traced once for all settings of a step that share a plain one."""
+    """What the loss draws for one micro-batch, found once for all settings of a step that share a plain one."""
     return _drawn(spec.without_remat().in_form(AS_WRITTEN))
 
 
 @once
 def _drawn(spec: StepSpec) -> random_bits.Drawn:
-    with spec.entered():
-        return random_bits.drawn(spec.whole_loss, *spec.loss_arguments())
+    return random_bits.drawn(loss_program(spec))
 
 
 def _generators(spec: StepSpec) -> set[str] | None:
@@ -53,7 +53,7 @@ def _form(spec: StepSpec, target: Target) -> dict[str, str]:
 def _pays(spec: StepSpec, target: Target) -> bool:
     """Whether fences were never seen to be worse for such a loss on such a chip, and often better."""
     kind = target.devices[0].device_kind if target.chip is None else target.chip.kind
-    if kind not in _FENCED_ON or not _draws_by(spec, "threefry2x32"):
+    if kind not in _FENCED_ON or not spec.config.recomputes or not _draws_by(spec, "threefry2x32"):
         return False
     found = _drawn_on(spec, target)
     return found.masks > 0 and (found.narrow or (not found.in_scans and found.most_axes < 4))
@@ -93,7 +93,7 @@ def _idle(spec: StepSpec) -> Iterator[str]:
 
 
 def _told(spec: StepSpec, target: Target) -> Told:
-    config, fenced = spec.config, spec.settled is not None and spec.settled.random == "fenced"
+    config, fenced = spec.config, spec.form.random == "fenced"
     if _generators(spec) == set() and config.random != "fenced":
         return Told()
     notes, news = [], []

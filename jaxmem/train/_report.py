@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 
-from jaxmem import _scan_stacks
 from jaxmem._blame import is_own_fault
 from jaxmem._miscompilations import told
 from jaxmem._settled import WORDS
@@ -22,6 +21,7 @@ from jaxmem.analysis import (
 from jaxmem.analysis.step_time import forward_seconds
 from jaxmem.errors import InputError, RematWarning
 from jaxmem.targets import Target, on_target, resolve_target
+from jaxmem.train import _scan_stacks
 from jaxmem.train._layout import sharding_of
 from jaxmem.train._loss import partition
 from jaxmem.train._mistakes import blaming
@@ -83,7 +83,7 @@ def _settings(spec: StepSpec, batch: Any, target: Target) -> dict[str, str]:
     fields = jax.tree_util.tree_leaves_with_path(dataclasses.asdict(spec.config))
     config = {".".join(str(key.key) for key in path if hasattr(key, "key")): str(leaf) for path, leaf in fields}
     form = {} if spec.settled is None else dataclasses.asdict(spec.settled)
-    config |= {name: f"auto: {WORDS[name][value]}" for name, value in form.items() if config[name] == "auto"}
+    config |= {name: f"auto: {WORDS[name][value]}" for name, value in form.items() if config.get(name) == "auto"}
     leaves = jax.tree_util.tree_leaves_with_path(batch)[:_MOST_LEAVES]
     shapes = {f"batch{jax.tree_util.keystr(path)}": array_type(leaf) for path, leaf in leaves}
     options = {name: str(value) for name, value in (spec.compiler_options(target.platform) or {}).items()}

@@ -12,7 +12,7 @@ import optax
 from jaxmem import accumulate, precision
 from jaxmem._scopes import OPTIMIZER_SCOPE
 from jaxmem._trainable import select_paths
-from jaxmem.train import _order, _random, _reduction, _remat, _roll, _skip
+from jaxmem.train import _gathers, _order, _random, _reduction, _remat, _roll, _skip
 from jaxmem.train._lever import with_own_metrics
 from jaxmem.train._loss import check_precision, merge, partition, state_reductions
 from jaxmem.train._optimizer import optimizer_of
@@ -21,7 +21,7 @@ from jaxmem.train._state import TrainState, check_state
 from jaxmem.workload import is_creator
 
 # In the order in which they stand round the update, the innermost first.
-LEVERS = (_random.LEVER, _roll.LEVER, _order.LEVER, _reduction.LEVER, _remat.LEVER, _skip.LEVER)
+LEVERS = tuple(lever.LEVER for lever in (_random, _gathers, _roll, _order, _reduction, _remat, _skip))
 
 
 class StepOutput(tuple):

@@ -11,7 +11,7 @@ import pytest
 from jaxmem import MemoryConfig, Workload, make_train_step, verify
 from jaxmem.targets import resolve_target
 from jaxmem.train import _random
-from jaxmem.train._settle import rivals, settled
+from jaxmem.train._settle import settled
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._update import idle_settings
 
@@ -77,7 +77,7 @@ def test_verify_refers_to_a_step_that_draws_the_same():
 
 
 def test_auto_is_what_was_never_seen_to_be_worse_on_the_chip():
-    spec = StepSpec.of(workload())
+    spec = StepSpec.of(workload(), MemoryConfig(remat="full"))
     forms = {target.name: settled(spec, target).settled.random for target in (V5E, H100, CPU)}
     assert forms == {"tpu-v5e": "fenced", "gpu-h100": "free", "cpu": "free"}
     by_hardware = workload(jax.random.key(0, impl="rbg"))
@@ -85,15 +85,16 @@ def test_auto_is_what_was_never_seen_to_be_worse_on_the_chip():
     free = [(by_hardware, {}), (workload(), {"generator": "rbg"}), (wide, {}), (broken, {})]
     fences = [(by_hardware, {"generator": "threefry2x32"}), (wide, {"precision": "bfloat16"})]
     for each, fields in [*free, *fences]:
-        form = settled(StepSpec.of(each, MemoryConfig(**fields)), V5E).settled
+        form = settled(StepSpec.of(each, MemoryConfig(remat="full", **fields)), V5E).settled
         assert form.random == ("fenced" if (each, fields) in fences else "free")
-    asked = StepSpec.of(workload(), MemoryConfig(random="free"))
+    assert settled(StepSpec.of(workload()), V5E).settled.random == "free"  # nothing is recomputed
+    asked = StepSpec.of(workload(), MemoryConfig(remat="full", random="free"))
     assert settled(asked, V5E).settled.random == "free" and not list(_random.LEVER.rivals(asked, V5E))
 
 
 def test_the_other_form_is_a_rival_where_there_are_masks():
-    assert [each.random for each in rivals(StepSpec.of(workload()), H100)] == ["fenced"]
-    assert [each.random for each in rivals(StepSpec.of(workload()), V5E)] == ["free"]
+    for target in (H100, V5E):
+        assert list(_random.LEVER.rivals(StepSpec.of(workload()), target)) == [{"random": "fenced"}]
     plain = lambda params, x: jnp.mean((x @ params[0]) ** 2)  # noqa: E731
     noisy = lambda params, x, *, rng: jnp.mean((x @ params[0] + jax.random.normal(rng, x.shape)) ** 2)  # noqa: E731
     for fn in (plain, noisy):
@@ -101,7 +102,7 @@ def test_the_other_form_is_a_rival_where_there_are_masks():
 
 
 def test_a_report_says_what_is_fenced_and_what_does_nothing():
-    assert told(workload(), V5E).news == (
+    assert told(workload(), V5E, remat="full").news == (
         "3 random masks are fenced, 384.0 KiB a micro-batch at a byte an element: each is drawn by itself, and not "
         "with what reads it.",
     )

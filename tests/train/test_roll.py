@@ -106,10 +106,13 @@ def test_nothing_to_roll_is_said():
     assert said == "roll=True does nothing: no layers repeat outside of scans."
 
 
-def test_layers_are_counted_with_ties_as_without():
-    step = make_train_step(workload(unmarked), MemoryConfig(order="tied", roll=True))
-    (layers,) = what_is_rolled(settled(step.spec, resolve_target("cpu"))).layers
-    assert layers.count == LAYERS
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("loss", [unmarked, marked])
+def test_ties_which_come_later_hide_no_layers(loss, remat):
+    target = resolve_target("cpu")
+    spec = settled(make_train_step(workload(loss), MemoryConfig(order="tied", remat=remat)).spec, target)
+    assert [layers.count for layers in what_is_rolled(spec).layers] == [LAYERS]
+    assert True in [form.roll for form in rivals(spec, target)]
 
 
 def test_stacked_weights_have_no_source_line_of_jaxmem():
