@@ -15,7 +15,8 @@ residual tables and reports that failed. Tables are for `--target`. Models that 
 
 With `--forms` these models and those of `benchmarks.real_models` are trained for three steps with weight gradients
 tied, masks fenced, layers rolled, and all of these, with remat none and full. `forms_wrong` counts forms whose
-gradients after the first step are not the plain form's, to the bit or if rolled to 1e-6, and those that fail;
+gradients after the first step are not the plain form's to 1e-6, or unless rolled to the bit, equation by equation, and
+those that fail;
 `forms_worse` counts settings under which "auto" needs more than 1 % more peak or time than the plain form, compiled.
 """
 

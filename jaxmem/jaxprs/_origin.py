@@ -5,7 +5,7 @@ import functools
 import re
 
 from jaxmem._compat import called_jaxprs, checkpoint_name_of, name_stack, scan_layout
-from jaxmem._source import is_library, source_line
+from jaxmem._source import is_library, is_own, source_line
 from jaxmem.jaxprs._equations import TIE, WATCH, is_value
 
 # Operations that hand a value on: what made it is further up.
@@ -99,8 +99,12 @@ def _at(eqn, name, op: str, module: str, count: int, outer) -> Origin:
 
 
 def _line(eqn, outer) -> str:
-    """The source line of an equation, or of the calls round it: JAX traces a loop's body, for example, by itself."""
-    return source_line(eqn, *(above for _, above, *_ in reversed(outer)))
+    """The source line of an equation, or of the calls round it: JAX traces a loop's body, for example, by itself.
+
+    What jaxmem made itself, such as a stack of weights, has none.
+    """
+    line = source_line(eqn, *(above for _, above, *_ in reversed(outer)))
+    return "" if is_own(line) else line
 
 
 def _producers(jaxpr) -> dict:

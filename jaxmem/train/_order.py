@@ -101,7 +101,7 @@ def _told(spec: StepSpec, target: Target) -> Told:
         return Told()
     found = ties(spec)
     if any(found):
-        return Told(news=(f"tied: {found}; weight gradients are made before the backward pass goes on.",))
+        return Told(news=(f"The weight gradients of {found} are made before the backward pass goes on.",))
     return Told(notes=(_idle(spec),) if spec.config.order == "tied" else ())
 
 

@@ -82,7 +82,7 @@ def test_donation_and_the_report():
     free, tied = step_of(remat="full").report(), step_of(remat="full", order="tied").report()
     assert tied.alias_bytes == free.alias_bytes > 0 and tied.flops == free.flops
     assert tied.saved_residual_bytes == free.saved_residual_bytes and tied.recompute_flops == free.recompute_flops
-    assert any("tied: 3 blocks and the head" in line for line in tied.notes)
+    assert any("of 3 blocks and the head are made before" in line for line in tied.notes)
     assert not any("tied" in line for line in (*free.notes, *free.warnings))
 
 

@@ -129,6 +129,12 @@ def test_a_tied_step_without_ties_says_that_its_layers_are_rolled():
     assert 'order="tied" does nothing: the layers are rolled' in note
 
 
+def test_stacked_weights_have_no_source_line_of_jaxmem():
+    found = make_train_step(workload(unmarked), MemoryConfig(roll=True)).residuals()
+    assert any("stacked_layers" in row.module for row in found.rows)
+    assert not any("_run.py" in row.source for row in found.rows)
+
+
 def test_rolling_is_a_rival_where_there_is_something_to_roll():
     target = resolve_target("cpu")
     for given, config, expected in (

@@ -69,7 +69,9 @@ def unrolled_layers(count: int, asked: Asked) -> list[Finding]:
         Finding(
             kind="unrolled",
             size_bytes=0,
-            title=f"{count} equal layers are unrolled: as one scan they compile faster",
+            # Six layers of width 512 for an H100: compile half as long, peak 1.21 → 1.71 GiB, 2.6 → 4.4 ms a step.
+            title=f"{count} equal layers are unrolled: as one scan they compile faster, and may take more or less of "
+            "bytes and time",
             **roll(asked).fields,
         )
     ]
