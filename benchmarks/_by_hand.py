@@ -3,7 +3,6 @@
 Each is `(params, batch, rng, state) → (loss, what else the step returns)`: the new model state, and the loss's metrics.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 
-from jaxmem import Memory, WeightedMean
+from jaxmem import LossOutput, Memory, WeightedMean
 
 ByHand = Callable[[Any, Any, Any, Any], tuple[jax.Array, Any]]
 
@@ -67,7 +66,7 @@ def with_memory(loss: Callable, dtype: Any = jnp.bfloat16) -> Callable:
 
 def _flat(output: Any) -> tuple[jax.Array, dict]:
     """The loss and the metrics as plain arrays."""
-    if not dataclasses.is_dataclass(output):
+    if not isinstance(output, LossOutput):
         return output, {}
     metrics = {name: _mean(value) for name, value in output.metrics.items()}
     return _mean(output.objective), metrics

@@ -68,9 +68,9 @@ class Asked:
     def may_undo_recomputation(self) -> bool:
         """Whether 16 bits may take many times what 32 do: a TPU's compiler can then keep what random bits are for.
 
-        Fences round the masks keep it from that.
+        Fences round the masks keep it from that, and so does the hardware's generator.
         """
-        return self.draws_and_recomputes and not self.fenced
+        return self.draws_and_recomputes and not self.fenced and not self.by_hardware
 
     @property
     def draws_and_recomputes(self) -> bool:

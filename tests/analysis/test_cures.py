@@ -106,6 +106,9 @@ def test_no_saving_is_claimed_where_a_tpu_may_undo_recomputation():
         assert proposed == jaxmem.MemoryConfig(
             remat=remat, precision="bfloat16", random="fenced" if harms else config.random
         )
+    full = jaxmem.MemoryConfig(remat="full")
+    (finding,) = wide(kept, module, asked(V5E, config=full, draws=True, recomputes=True, by_hardware=True))
+    assert finding.size_bytes == 0 and finding.cure.startswith("Compute in 16 bits")
 
 
 def test_random_bits_are_cured_by_what_is_not_there_yet():

@@ -1,5 +1,6 @@
 """`MemoryConfig(order="tied")` in a step: the same numbers by the same work, and what its report says."""
 
+import dataclasses
 import warnings
 
 import jax
@@ -19,6 +20,7 @@ from jaxmem.train._order import Ties, ties
 from jaxmem.train._reduction import reduction
 from jaxmem.train._settle import rivals, settled
 from jaxmem.train._spec import StepSpec
+from jaxmem.train._state import TrainState
 from tests.remat.blocks import models
 from tests.remat.blocks.models import D, weights
 
@@ -143,3 +145,8 @@ def test_the_other_order_is_a_rival_where_none_was_asked_for():
 
     assert orders("auto") == ("free", {"tied"})
     assert orders("tied")[0] == "tied" and orders("free")[0] == "free"
+
+
+def test_what_comes_of_the_loss_is_returned_before_the_parameters():
+    fields = [field.name for field in dataclasses.fields(TrainState)]
+    assert fields.index("last_finite") < fields.index("params")  # XLA:GPU schedules in the order of outputs
