@@ -228,7 +228,8 @@ class Search:
         flops: dict[str, Any] = self.options | {"objective": "flops"}
         solved = within(self.problem, room, **self.options), within(self.problem, room, **flops)
         proposed = [self.priced(each, self.problem) for each in solved if each]
-        return most_promising(self.problem, self.trials, min(self.fitting, key=_seconds), proposed, room)
+        fastest, last = min(self.fitting, key=_seconds), self.attempts == self.max_compiles - 1
+        return most_promising(self.problem, self.trials, fastest, proposed, room, last=last)
 
     def corrected(self) -> float:
         """Modelled bytes whose compiled peak should be just below the budget."""
