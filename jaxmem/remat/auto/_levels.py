@@ -15,12 +15,22 @@ from jaxmem.remat.auto._trial import Trial
 _CORNERS = 6  # of a block's own frontier
 _GAIN = 1e-3  # of a step's seconds: where less is expected of a compile, the search ends,
 _SOME = 3  # once there are so many trials, of different levels
+_AS_FAST = 1.02  # of the fastest so far: up to this a built-in policy is compiled, whatever gain is expected
 
 
 def most_promising(
-    problem: Problem, trials: Sequence[Trial], fastest: Trial, proposed: Sequence[Assignment], room_bytes: float
+    problem: Problem,
+    trials: Sequence[Trial],
+    fastest: Trial,
+    proposed: Sequence[Assignment],
+    room_bytes: float,
+    *,
+    last: bool = False,
 ) -> Assignment | None:
     """The choice by which the most seconds are expected to be gained; None where that is too little for a compile.
+
+    The last compile is for the fastest of JAX's built-in policies, if it may be as fast as what was found: how a
+    compiler places what differs by a statistic, no rate tells.
 
     Args:
       problem: the blocks, with fitted rates.
@@ -28,6 +38,7 @@ def most_promising(
       fastest: the one to be beaten.
       proposed: choices of the solver, which count beside those of `levels`.
       room_bytes: modelled bytes that are likely to fit.
+      last: whether one more compile is all there is.
     """
     best, tried = fastest.seconds or 0.0, [t.assignment.choices for t in trials]
     pool = [*proposed, *levels(problem, fastest.assignment)]
@@ -35,13 +46,26 @@ def most_promising(
     if not pool:
         return None
     timed = [t for t in trials if t.seconds is not None]
-    gains = Learnt(problem, timed).gain(pool, best)
+    learnt = Learnt(problem, timed)
+    policy = _policy(problem, learnt, room_bytes, _AS_FAST * best)
+    policy = None if policy is None or policy.choices in tried else policy
+    gains = learnt.gain(pool, best)
     most = int(np.argmax(gains))
     if gains[most] >= _GAIN * best:
-        return pool[most]
+        return policy if last and policy is not None else pool[most]
     # What differs the most from what was tried shows whether the model is right.
     differs = lambda each: min(abs(each.kept_bytes - t.assignment.kept_bytes) for t in trials)  # noqa: E731
-    return max(pool, key=differs) if len(timed) < _SOME else None
+    return max(pool, key=differs) if len(timed) < _SOME else policy
+
+
+def _policy(problem: Problem, learnt: Learnt, room_bytes: float, most_seconds: float) -> Assignment | None:
+    """Of JAX's built-in policies that fit, the one expected to be the fastest; None where it is too slow."""
+    policies = [each for each in standard(problem).values() if each.total_bytes <= room_bytes]
+    if not policies:
+        return None
+    seconds, _ = learnt.expected(policies)
+    at = int(np.argmin(seconds))
+    return policies[at] if seconds[at] <= most_seconds else None
 
 
 def smallest_levels(problem: Problem, least: Assignment | None, objective: str) -> Iterator[Assignment]:

@@ -116,6 +116,15 @@ def test_a_loose_budget_finds_the_fastest_level_whatever_is_slow(factors, tells)
     assert found.compiles == len(compiler.asked) <= 6
 
 
+@pytest.mark.parametrize("max_compiles", [4, 6])
+def test_the_fastest_built_in_policy_is_compiled_where_it_may_be_as_fast(max_compiles):
+    compiler = Fusing(base=0.05)
+    found = fit(problem(), 10**12, compiler, max_compiles=max_compiles)
+    policy = min(standard(problem()).values(), key=compiler.seconds)
+    assert found.best.seconds < compiler.seconds(policy) < 1.02 * found.best.seconds
+    assert policy.choices in [each.choices for each in compiler.asked]
+
+
 def test_micro_batches_run_the_function_again():
     once, four = problem(), dataclasses.replace(problem(), runs=4)
     compiler = Fusing(rest=0.1)
