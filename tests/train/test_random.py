@@ -11,7 +11,7 @@ import pytest
 from jaxmem import MemoryConfig, Workload, make_train_step, verify
 from jaxmem.targets import resolve_target
 from jaxmem.train import _random
-from jaxmem.train._settle import rivals, settled
+from jaxmem.train._settle import settled
 from jaxmem.train._spec import StepSpec
 from jaxmem.train._update import idle_settings
 
@@ -93,8 +93,9 @@ def test_auto_is_what_was_never_seen_to_be_worse_on_the_chip():
 
 
 def test_the_other_form_is_a_rival_where_there_are_masks():
-    assert [each.random for each in rivals(StepSpec.of(workload()), H100)] == ["fenced"]
-    assert [each.random for each in rivals(StepSpec.of(workload()), V5E)] == ["fenced"]
+    for remat, target, rival in (("full", H100, "fenced"), ("none", V5E, "fenced"), ("full", V5E, "free")):
+        spec = StepSpec.of(workload(), MemoryConfig(remat=remat))
+        assert list(_random.LEVER.rivals(spec, target)) == [{"random": rival}]
     plain = lambda params, x: jnp.mean((x @ params[0]) ** 2)  # noqa: E731
     noisy = lambda params, x, *, rng: jnp.mean((x @ params[0] + jax.random.normal(rng, x.shape)) ** 2)  # noqa: E731
     for fn in (plain, noisy):
@@ -102,7 +103,7 @@ def test_the_other_form_is_a_rival_where_there_are_masks():
 
 
 def test_a_report_says_what_is_fenced_and_what_does_nothing():
-    assert told(workload(), V5E).news == (
+    assert told(workload(), V5E, remat="full").news == (
         "3 random masks are fenced, 384.0 KiB a micro-batch at a byte an element: each is drawn by itself, and not "
         "with what reads it.",
     )
