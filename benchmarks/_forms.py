@@ -92,17 +92,18 @@ def _by_hand(model: Model, target):
     assert model.by_hand is not None
     workload = model.make()
     spec = StepSpec.of(workload)
-    params, _, rng = spec.abstract_model()
+    params, state, rng = spec.abstract_model()
     optimizer, loss = workload.optimizer, model.by_hand
 
-    def step(params, state, batch, rng):
-        value, grads = jax.value_and_grad(loss)(params, batch, rng)
-        updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, value
+    def step(params, moments, state, batch, rng):
+        (value, rest), grads = jax.value_and_grad(loss, has_aux=True)(params, batch, rng, state)
+        updates, moments = optimizer.update(grads, moments, params)
+        return optax.apply_updates(params, updates), moments, rest, value
 
-    placed = place((params, jax.eval_shape(optimizer.init, params), spec.abstract_batch(), rng), target)
+    moments = jax.eval_shape(optimizer.init, params)
+    placed = place((params, moments, state, spec.abstract_batch(), rng), target)
     with on_target(placed.target):
-        return spec, jax.jit(step, donate_argnums=(0, 1)).trace(*placed.args).lower()
+        return spec, jax.jit(step, donate_argnums=(0, 1, 2)).trace(*placed.args).lower()
 
 
 class Forms:
@@ -185,8 +186,8 @@ def compiled(spec: StepSpec, program: jax.stages.Lowered, target_name: str) -> d
 def _sources() -> str:
     """All that a cell's program may depend on here, as one word."""
     files = [*(ROOT / "jaxmem").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
-    files += (ROOT / "benchmarks" / f"{name}.py" for name in ("_forms", "_order_and_roll_models", "_stacks"))
-    files += (ROOT / "benchmarks" / f"{name}.py" for name in ("_vit_stack", "_real_models", "_outside_models"))
+    files += (ROOT / "benchmarks" / f"{name}.py" for name in ("_forms", "_by_hand", "_order_and_roll_models"))
+    files += (ROOT / "benchmarks" / f"{name}.py" for name in ("_stacks", "_vit_stack", "_real_models"))
     text = b"".join(path.read_bytes() for path in sorted(files))
     return hashlib.sha256(text + repr(versions()).encode()).hexdigest()[:12]
 

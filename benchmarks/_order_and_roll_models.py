@@ -1,7 +1,7 @@
 """The models of `benchmarks.order_and_roll`: training problems of shapes only, whose activations fill the memory.
 
-Layers that a user unrolls have parameters of their own; a scan's are stacked. Some models come with the loss that a
-user writes with `jax.checkpoint` round each layer.
+Layers that a user unrolls have parameters of their own; a scan's are stacked. Models come with the loss that a user
+writes with `jax.checkpoint` round each layer.
 """
 
 import dataclasses
@@ -14,6 +14,8 @@ import optax
 from flax import linen as nn
 from flax import nnx
 
+from benchmarks import _by_hand
+from benchmarks._by_hand import ByHand
 from benchmarks._real_models import label_loss, next_token_loss
 from benchmarks._stacks import STACKS, Stack, attention, checkpointed, rms_norm
 from benchmarks._vit_stack import VIT
@@ -30,14 +32,14 @@ class Model:
       unrolled: whether repeated layers are unrolled, so that they may be rolled.
       draws: whether it draws masks.
       precision: as in `MemoryConfig`.
-      by_hand: the loss `(params, batch, rng)` with each layer under `jax.checkpoint`, as it is written by hand.
+      by_hand: the loss with each layer under `jax.checkpoint`, as it is written by hand.
     """
 
     make: Callable[[], Workload]
     unrolled: bool = False
     draws: bool = False
     precision: str = "float32"
-    by_hand: Callable[..., Any] | None = None
+    by_hand: ByHand | None = None
 
 
 def shape(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -55,7 +57,7 @@ _scanned = checkpointed(None, prevent_cse=False)
 
 def of_stack(stack: Any) -> Model:
     """A stack of layers under a scan, in bfloat16."""
-    by_hand = lambda params, batch, rng: stack.loss(_scanned)(params, batch)  # noqa: E731
+    by_hand = _by_hand.plain(lambda params, batch, rng: stack.loss(_scanned)(params, batch))
     return Model(make=lambda: Workload(stack.loss(), *stack.shapes(), optax.sgd(0.1)), by_hand=by_hand)
 
 
@@ -80,7 +82,7 @@ def unrolled(stack: Stack) -> Model:
             loss_of(lambda block: block), {**params, "layers": [one] * stack.layers}, tokens, optax.sgd(0.1)
         )
 
-    by_hand = lambda params, batch, rng: loss_of(jax.checkpoint)(params, batch)  # noqa: E731
+    by_hand = _by_hand.plain(lambda params, batch, rng: loss_of(jax.checkpoint)(params, batch))
     return Model(make=make, unrolled=True, by_hand=by_hand)
 
 
@@ -164,20 +166,25 @@ class _NnxBlock(nnx.Module):
 
 
 class _NnxMlp(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs):
+    def __init__(self, rngs: nnx.Rngs, wrap: Callable = lambda block: block):
+        self.wrap = wrap
         self.blocks = nnx.List([_NnxBlock(rngs) for _ in range(_LAYERS // 2)])
         self.head = nnx.Linear(_WIDTH, 10, rngs=rngs)
 
     def __call__(self, x):
         for block in self.blocks:
-            x = block(x)
+            x = self.wrap(block)(x)
         return self.head(x.mean(1))
 
 
+def _nnx_mlp_loss(model, batch):
+    return label_loss(model(batch["x"]), batch["y"])
+
+
 def _nnx_mlp_workload() -> Workload:
-    loss = lambda model, batch: label_loss(model(batch["x"]), batch["y"])  # noqa: E731
     batch = {"x": shape(_ROWS, _TIME, _WIDTH), "y": shape(_ROWS, dtype=jnp.int32)}
-    return Workload.from_nnx(lambda key: _NnxMlp(nnx.Rngs(key)), loss, batch, optax.adamw(1e-3), rng=jax.random.key(0))
+    make = lambda key: _NnxMlp(nnx.Rngs(key))  # noqa: E731
+    return Workload.from_nnx(make, _nnx_mlp_loss, batch, optax.adamw(1e-3), rng=jax.random.key(0))
 
 
 # -- examples, some with fewer layers -----------------------------------------------------------------
@@ -197,29 +204,46 @@ class _UnrolledGPT(nn.Module):
         return embed.attend(nn.LayerNorm(dtype=jnp.bfloat16, name="norm")(x))
 
 
+def _unrolled_gpt_loss(model, tokens):
+    return next_token_loss(model(tokens), tokens)
+
+
 def _unrolled_gpt_workload() -> Workload:
-    loss = lambda model, tokens: next_token_loss(model(tokens), tokens)  # noqa: E731
     tokens = shape(8, 1024, dtype=jnp.int32)
-    return Workload.from_linen(_UnrolledGPT(), loss, tokens, optax.adamw(1e-3), rng=jax.random.key(0))
+    return Workload.from_linen(_UnrolledGPT(), _unrolled_gpt_loss, tokens, optax.adamw(1e-3), rng=jax.random.key(0))
 
 
-def _unrolled_gpt_by_hand(params, tokens, rng):
-    logits = _UnrolledGPT(wrap=nn.remat).apply({"params": params}, tokens, rngs={"dropout": rng})
-    return next_token_loss(logits, tokens)
+def _gpt2(memory) -> nn.Module:
+    return gpt.GPT(50257, 1024, 12, 768, 12, 0.1, memory)  # as gpt.gpt2_124m
+
+
+def _short_llama(memory) -> nn.Module:
+    return llama.Llama(128_256, 4, 1024, 16, 8, 2816, 500_000.0, memory)  # as llama.abstract
+
+
+def _vit(key) -> nnx.Module:
+    sizes = {"side": 224, "patch": 16, "channels": 3, "classes": 1000, "layers": 4, "width": 768, "heads": 12}
+    return vit_nnx.ViT(**sizes, dropout=0.1, rngs=nnx.Rngs(key))
 
 
 def _short_vit() -> Workload:
-    sizes = {"side": 224, "patch": 16, "channels": 3, "classes": 1000, "layers": 4, "width": 768, "heads": 12}
     batch = {"image": shape(64, 224, 224, 3), "label": shape(64, dtype=jnp.int32)}
-    make = lambda key: vit_nnx.ViT(**sizes, dropout=0.1, rngs=nnx.Rngs(key))  # noqa: E731
-    return Workload.from_nnx(make, vit_nnx.loss_fn, batch, optax.adamw(1e-3), rng=jax.random.key(0))
+    return Workload.from_nnx(_vit, vit_nnx.loss_fn, batch, optax.adamw(1e-3), rng=jax.random.key(0))
+
+
+def _resnet(memory) -> nn.Module:
+    """Two stages of ResNet-50, of three and four blocks."""
+    return resnet_batchnorm.ResNet(1000, (3, 4), 64, big_images=True, memory=memory)
 
 
 def _short_resnet() -> Workload:
-    """Two stages of ResNet-50, of three and four blocks."""
-    make = lambda memory: resnet_batchnorm.ResNet(1000, (3, 4), 64, big_images=True, memory=memory)  # noqa: E731
     batch = {"image": shape(32, 224, 224, 3), "label": shape(32, dtype=jnp.int32)}
-    return Workload.from_linen(make, resnet_batchnorm.loss_fn, batch, optax.sgd(0.1, momentum=0.9))
+    return Workload.from_linen(_resnet, resnet_batchnorm.loss_fn, batch, optax.sgd(0.1, momentum=0.9))
+
+
+def _deep_mlp(params, batch, rng):
+    x, _ = jax.lax.scan(_scanned(deep_mlp.layer), batch["image"] @ params["in"], params["layers"])
+    return optax.softmax_cross_entropy_with_integer_labels(x @ params["out"], batch["label"]).mean()
 
 
 MODELS = {
@@ -228,7 +252,7 @@ MODELS = {
     "vit": of_stack(_VIT),
     "gpt_shared": Model(
         make=lambda: _shared_embedding_workload(12),
-        by_hand=lambda params, batch, rng: shared_embedding(_scanned)(params, batch),
+        by_hand=_by_hand.plain(lambda params, batch, rng: shared_embedding(_scanned)(params, batch)),
     ),
     "gpt_unrolled": unrolled(dataclasses.replace(_GPT, layers=4)),
     "llama_unrolled": unrolled(dataclasses.replace(_LLAMA, layers=4)),
@@ -236,16 +260,41 @@ MODELS = {
         make=_mlp_workload,
         unrolled=True,
         draws=True,
-        by_hand=lambda params, batch, rng: mlp(jax.checkpoint)(params, batch, rng=rng),
+        by_hand=_by_hand.plain(lambda params, batch, rng: mlp(jax.checkpoint)(params, batch, rng=rng)),
     ),
-    "mlp_nnx": Model(make=_nnx_mlp_workload, unrolled=True, draws=True),
-    "gpt_linen": Model(make=_unrolled_gpt_workload, unrolled=True, draws=True, by_hand=_unrolled_gpt_by_hand),
-    "examples_gpt2": Model(make=gpt.gpt2_124m, draws=True, precision="bfloat16"),
+    "mlp_nnx": Model(
+        make=_nnx_mlp_workload,
+        unrolled=True,
+        draws=True,
+        by_hand=_by_hand.nnx_model(lambda key: _NnxMlp(nnx.Rngs(key), _by_hand.rematted), _nnx_mlp_loss),
+    ),
+    "gpt_linen": Model(
+        make=_unrolled_gpt_workload,
+        unrolled=True,
+        draws=True,
+        by_hand=_by_hand.linen(lambda memory: _UnrolledGPT(wrap=nn.remat), _unrolled_gpt_loss),
+    ),
+    "examples_gpt2": Model(
+        make=gpt.gpt2_124m, draws=True, precision="bfloat16", by_hand=_by_hand.linen(_gpt2, gpt.loss_fn)
+    ),
     "examples_llama": Model(
-        make=lambda: llama.abstract(2, 2048, 4, width=1024, heads=16, hidden=2816), precision="bfloat16"
+        make=lambda: llama.abstract(2, 2048, 4, width=1024, heads=16, hidden=2816),
+        precision="bfloat16",
+        by_hand=_by_hand.linen(_short_llama, llama.loss_fn),
     ),
-    "examples_vit": Model(make=_short_vit, unrolled=True, draws=True, precision="bfloat16"),
-    "examples_resnet": Model(make=_short_resnet, unrolled=True, precision="bfloat16"),
-    "examples_deep_mlp": Model(make=lambda: deep_mlp.wide(every=0)),
+    "examples_vit": Model(
+        make=_short_vit,
+        unrolled=True,
+        draws=True,
+        precision="bfloat16",
+        by_hand=_by_hand.nnx_model(_vit, _by_hand.with_memory(vit_nnx.loss_fn)),
+    ),
+    "examples_resnet": Model(
+        make=_short_resnet,
+        unrolled=True,
+        precision="bfloat16",
+        by_hand=_by_hand.linen(_resnet, resnet_batchnorm.loss_fn),
+    ),
+    "examples_deep_mlp": Model(make=lambda: deep_mlp.wide(every=0), by_hand=_by_hand.plain(_deep_mlp)),
 }
 """By name; those of the examples begin with "examples_"."""

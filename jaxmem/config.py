@@ -31,10 +31,7 @@ SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
     "order": (("auto", "tied", "free"), _COMPILE),
     "roll": (("auto", True, False), _COMPILE),
     "random": (("auto", "fenced", "free"), _COMPILE),
-    "generator": (
-        ("given", "rbg", "threefry2x32"),
-        'Use "given" for the key\'s own.',
-    ),
+    "generator": (("given", "rbg", "threefry2x32"), 'Use "given" for the key\'s own.'),
 }
 _OTHER_FIELDS = {"dtype": "precision", "policy": "remat", "checkpoint": "remat", "micro_batches": "accumulation_steps"}
 

@@ -30,7 +30,6 @@ BASE = frozenset(
         "_installed",
         "_jaxpr_costs",
         "_miscompilations",
-        "_scan_stacks",
         "_peers",
         "_processes",
         "_last_window",

@@ -1,6 +1,7 @@
 """What is known of a jaxpr: its values and equations, how to run them, where values come from, which are kept."""
 
 from jaxmem.jaxprs._call import Call as Call
+from jaxmem.jaxprs._call import rewritten as rewritten
 from jaxmem.jaxprs._equations import BODIES as BODIES
 from jaxmem.jaxprs._equations import CHEAP as CHEAP
 from jaxmem.jaxprs._equations import STACKED as STACKED
@@ -20,6 +21,7 @@ from jaxmem.jaxprs._equations import is_on_host as is_on_host
 from jaxmem.jaxprs._equations import is_value as is_value
 from jaxmem.jaxprs._equations import nested_segments as nested_segments
 from jaxmem.jaxprs._equations import num_bytes as num_bytes
+from jaxmem.jaxprs._equations import programs_of as programs_of
 from jaxmem.jaxprs._equations import segments_scope as segments_scope
 from jaxmem.jaxprs._equations import stored_bytes as stored_bytes
 from jaxmem.jaxprs._facts import Facts as Facts
@@ -33,7 +35,10 @@ from jaxmem.jaxprs._run import inlined as inlined
 from jaxmem.jaxprs._run import jaxpr_of as jaxpr_of
 from jaxmem.jaxprs._run import keeping_nothing as keeping_nothing
 from jaxmem.jaxprs._run import reader as reader
+from jaxmem.jaxprs._run import retraced as retraced
+from jaxmem.jaxprs._run import run_with_bodies as run_with_bodies
 from jaxmem.jaxprs._run import scope_of as scope_of
+from jaxmem.jaxprs._run import shard_mapped as shard_mapped
 from jaxmem.jaxprs._run import with_rule as with_rule
 from jaxmem.jaxprs._tie import tie as tie
 from jaxmem.jaxprs._tie import together as together

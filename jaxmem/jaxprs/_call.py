@@ -1,9 +1,11 @@
-"""`Call`: a call of a function of pytrees, as a function of flat arrays."""
+"""`Call`: a call of a function of pytrees, as one of flat arrays. `rewritten`: a function with another program."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import numpy as np
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
@@ -33,7 +35,30 @@ class Call:
         self._fixed = [(not isinstance(x, _ARRAYS), x) for x in outs]
         return [x for (fixed, _), x in zip(self._fixed, outs, strict=True) if not fixed]
 
+    def traced(self) -> jex.ClosedJaxpr:
+        """The program of the call."""
+        return jax.make_jaxpr(self)(*self.leaves)
+
     def result(self, outs: list) -> Any:
         """The outputs as the function returns them, with what is no array among them."""
         arrays = iter(outs)
         return self._out_tree.unflatten([x if fixed else next(arrays) for fixed, x in self._fixed])
+
+
+def rewritten(fn: Callable, rewrite: Callable[[jex.ClosedJaxpr], Callable[..., list]]) -> Callable:
+    """`fn` with other programs: `rewrite` gets that of each call, and returns a function of the same flat inputs.
+
+    Args:
+      fn: function of pytrees of arrays, whose outputs are arrays, or Python numbers that stay what they are.
+      rewrite: as said.
+
+    >>> rewritten(lambda x: {"y": x, "n": 3}, lambda program: lambda x: [2 * x])(jax.numpy.float32(4))
+    {'y': Array(8., dtype=float32), 'n': 3}
+    """
+
+    @functools.wraps(fn)
+    def run(*args, **kwargs):
+        call = Call(fn, args, kwargs)
+        return call.result(rewrite(call.traced())(*call.leaves))
+
+    return run

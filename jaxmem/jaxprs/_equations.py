@@ -112,13 +112,15 @@ def body_key(eqn) -> str:
     return BODIES.get(name, "")
 
 
+def programs_of(eqn) -> list[tuple[jex.Jaxpr, tuple]]:
+    """The jaxprs under an equation's `body_key`, each with its constants."""
+    param = eqn.params.get(body_key(eqn), ())
+    return [body_of(each) for each in (param if isinstance(param, (tuple, list)) else (param,))]
+
+
 def bodies(eqn) -> list[jex.Jaxpr]:
     """The jaxprs under an equation's `body_key`."""
-    key = body_key(eqn)
-    if key not in eqn.params:
-        return []
-    param = eqn.params[key]
-    return [body_of(p)[0] for p in (param if isinstance(param, (tuple, list)) else (param,))]
+    return [jaxpr for jaxpr, _ in programs_of(eqn)]
 
 
 def has_checkpoint(jaxpr) -> bool:

@@ -1,13 +1,13 @@
 """Equations run as JAX itself runs a jaxpr, with their scopes and source lines; blocks with rules of their own."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.extend.core as jex
 
 from jaxmem._compat import call_to_inline, name_stack, without_tangents
-from jaxmem.jaxprs._equations import body_of, inputs_of, is_value
+from jaxmem.jaxprs._equations import USER_CHECKPOINT, body_key, body_of, inputs_of, is_nested_scan, is_value
 
 _DEBUG_INFO = jex.DebugInfo("jaxmem block", "jaxmem.remat.blocks", None, None)
 
@@ -63,6 +63,49 @@ def evaluate_with(jaxpr: jex.Jaxpr, consts, args, instead: Callable) -> list:
     return [read(v) for v in jaxpr.outvars]
 
 
+def run_with_bodies(eqn: jex.JaxprEqn, functions: Sequence[Callable | None], args: Sequence) -> list:
+    """The outputs of an equation with functions in the place of its bodies; everything else about it stays.
+
+    Args:
+      eqn: with a `body_key`.
+      functions: one for each body, of what that takes; None leaves a body as it is.
+      args: what the equation takes.
+    """
+    name, key, params = eqn.primitive.name, body_key(eqn), eqn.params
+    if name == "shard_map" or name in USER_CHECKPOINT or is_nested_scan(eqn):
+        (body,) = functions
+        assert body is not None
+        if name == "shard_map":  # brings the axes that its trace needs
+            body = shard_mapped(eqn, body)
+        elif name in USER_CHECKPOINT:
+            body = jax.checkpoint(body, policy=params["policy"], prevent_cse=params["prevent_cse"])
+        with scope_of(eqn):
+            return body(*args)  # a nested scan brings its own derivative
+    several = isinstance(params[key], (tuple, list))
+    given = params[key] if several else (params[key],)
+    new = tuple(retraced(fn, param) if fn else param for fn, param in zip(functions, given, strict=True))
+    values = {v: value for v, value in zip(eqn.invars, args, strict=True) if is_value(v)}
+    changed = eqn.replace(params=params | {key: new if several else new[0]})
+    return function_of([changed], list(values), eqn.outvars)(*values.values())
+
+
+def retraced(fn: Callable, program) -> jex.ClosedJaxpr:
+    """The program of a function that takes what another program takes."""
+    return jax.make_jaxpr(fn)(*[v.aval for v in body_of(program)[0].invars])
+
+
+def shard_mapped(eqn: jex.JaxprEqn, body: Callable) -> Callable:
+    """A function under the `jax.shard_map` of an equation."""
+    return jax.shard_map(
+        body,
+        mesh=eqn.params["mesh"],
+        in_specs=tuple(eqn.params["in_specs"]),
+        out_specs=list(eqn.params["out_specs"]),
+        check_vma=eqn.params["check_vma"],
+        axis_names=set(eqn.params["newly_manual_axes"]),
+    )
+
+
 def inlined(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The same program with the bodies of `jax.jit` calls in their place; scans, branches and custom rules stay.
 
@@ -87,7 +130,7 @@ def inlined(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
         return run
 
-    return jax.make_jaxpr(lambda *args: evaluate_with(jaxpr, consts, args, body))(*[v.aval for v in jaxpr.invars])
+    return retraced(lambda *args: evaluate_with(jaxpr, consts, args, body), closed)
 
 
 def _never(*_):

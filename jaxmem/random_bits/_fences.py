@@ -1,4 +1,4 @@
-"""`fenced`: random masks are drawn once and fused into nothing. `drawn`: what a function draws.
+"""`fenced`: random masks are drawn once and fused into nothing. `drawn`: what a program draws.
 
 A compiler may fuse the drawing of a mask into whatever reads it, and keep or repeat the random bits, four bytes an
 element, wherever that is. Behind a `lax.optimization_barrier` only the mask is read, one byte an element.
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem._compat import called_jaxprs, scan_layout
-from jaxmem.jaxprs import Call, body_key, body_of, equations_in, is_nested_scan, is_value, num_bytes
+from jaxmem.jaxprs import body_key, body_of, equations_in, is_nested_scan, is_value, num_bytes, rewritten
 
 LEAST = 2**16
 """Elements of the smallest mask that gets a fence. The bits of a smaller one take less than 256 KiB, no share of any
@@ -35,7 +35,7 @@ _PASSING = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """What one call of a function draws.
+    """What one run of a program draws.
 
     Args:
       draws: whether it draws random bits at all.
@@ -77,24 +77,18 @@ def fenced(fn: Callable, *, least: int = LEAST) -> Callable:
     True
     """
 
-    @functools.wraps(fn)
-    def with_fences(*args, **kwargs):
-        call = Call(fn, args, kwargs)
-        edited = _Fences(least).of(jax.make_jaxpr(call)(*call.leaves))
-        return call.result(jex.jaxpr_as_fun(edited)(*call.leaves))
-
-    return with_fences
+    return rewritten(fn, lambda program: jex.jaxpr_as_fun(_Fences(least).of(program)))
 
 
-def drawn(fn: Callable, *args, **kwargs) -> Drawn:
-    """What a call of a function draws; it is traced, and not run.
+def drawn(program: jex.ClosedJaxpr) -> Drawn:
+    """What a program draws.
 
     >>> import jax
-    >>> drawn(lambda key: jax.random.bernoulli(key, shape=(512, 512)), jax.random.key(0))
+    >>> draw = lambda key: jax.random.bernoulli(key, shape=(512, 512))
+    >>> drawn(jax.make_jaxpr(draw)(jax.random.key(0)))
     Drawn(draws=True, in_scans=False, narrow=False, masks=1, mask_bytes=262144, most_axes=2)
     """
-    call, fences = Call(fn, args, kwargs), _Fences(LEAST)
-    program = jax.make_jaxpr(call)(*call.leaves)
+    fences = _Fences(LEAST)
     fences.of(program)
     eqns = list(equations_in(body_of(program)[0]))
     return Drawn(
@@ -158,7 +152,7 @@ class _Fences:
                     even.update(eqn.outvars)
             elif self._is_mask(eqn) and by_hand.isdisjoint(eqn.outvars):
                 masks, mask_bytes = masks + 1, mask_bytes + num_bytes(eqn.outvars[0].aval)
-                self.most_axes = max(self.most_axes, len(eqn.outvars[0].aval.shape))
+                self.most_axes = max(self.most_axes, len(getattr(eqn.outvars[0].aval, "shape", ())))
                 eqns += _with_fence(eqn)
                 continue
             elif eqn.primitive.name in _PASSING and all(v in bits or v in even or _is_single(v) for v in atoms):

@@ -139,8 +139,10 @@ class Columns:
 
 
 def _of_rows(rows: Sequence[MemoryReport]) -> Columns:
-    """One line a variant."""
-    cells = [(each.headings["row"], [each.text(row) for row in rows]) for each in table_columns(rows, "row")]
+    """One line a variant; what lies on the host only if any does."""
+    offloads = any(row.host_temp_bytes for row in rows)
+    shown = [each for each in table_columns(rows, "row") if offloads or each.name != "host_temp_bytes"]
+    cells = [(each.headings["row"], [each.text(row) for row in rows]) for each in shown]
     styled = [(heading, [Text(cell, style=_FITS_STYLE.get(cell, "")) for cell in texts]) for heading, texts in cells]
     return Columns(("variant", [Text(row.name) for row in rows]), styled)
 

@@ -6,7 +6,6 @@ import logging
 import jax
 
 from jaxmem._blame import is_own_fault, whole_tracebacks
-from jaxmem._settled import AS_WRITTEN
 from jaxmem._units import format_bytes
 from jaxmem.errors import BudgetInfeasible, JaxmemError
 from jaxmem.remat.auto import (
@@ -150,8 +149,7 @@ class _Compiler:
         """The step of a choice, traced and lowered once; the content of its program goes to the trials."""
         at = _same(assignment)
         if at not in self.candidates:
-            form = self.spec.settled or AS_WRITTEN
-            plan = ResidualPlan(problem=self.trials.problem, assignment=assignment, settled=form)
+            plan = ResidualPlan(problem=self.trials.problem, assignment=assignment, settled=self.spec.form)
             spec = self.spec.with_decision(plan)
             traced = trace_for(spec, self.target)
             lowered = traced.lower()
@@ -180,7 +178,7 @@ class _Compiler:
             compiles=self.compiles,
             target=self.target.name,
             program=self.trials.programs[_same(trial.assignment)],
-            settled=self.spec.settled or AS_WRITTEN,
+            settled=self.spec.form,
         )
         spec = self.spec.with_decision(decision)
         if _same(trial.assignment) in self.candidates:

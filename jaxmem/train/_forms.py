@@ -4,7 +4,7 @@ import dataclasses
 import logging
 
 from jaxmem._blame import is_own_fault
-from jaxmem._settled import AS_WRITTEN, Settled
+from jaxmem._settled import Settled
 from jaxmem.errors import BudgetInfeasible
 from jaxmem.remat.auto import MAX_COMPILES, ResidualPlan, Trial, within_share
 from jaxmem.targets import Target, resolve_target
@@ -39,8 +39,7 @@ def spend(spec: StepSpec, target: str | Target | None) -> StepSpec:
         first = settled(spec, resolved)
         problem = step_problem(first, resolved)
         assignment = within_share(problem, budget.share)
-        form = first.settled or AS_WRITTEN
-        plan = ResidualPlan(problem=problem, assignment=assignment, target=resolved.name, settled=form)
+        plan = ResidualPlan(problem=problem, assignment=assignment, target=resolved.name, settled=first.form)
         return first.with_decision(plan)
 
     return decided_by_one(spec, resolved, solved)
@@ -105,7 +104,7 @@ class _Search:
 
     def run(self, spec: StepSpec, compiles: int) -> int:
         """Searches in one form; how many choices were tried."""
-        form = spec.settled or AS_WRITTEN
+        form = spec.form
         compiles = min(compiles, self.left)
         if (self.target, form) not in self.known:
             if not compiles:
@@ -131,7 +130,7 @@ class _Search:
 
     def done(self, form: StepSpec) -> bool:
         """Whether the search in a form ended before its compiles did."""
-        return form.settled in self.ended
+        return form.form in self.ended
 
     def beside_bytes(self) -> int | None:
         """What a program needs beside what its choice counts, as in the choice nearest to the budget in other forms."""
@@ -163,7 +162,7 @@ class _Search:
         return next(t for t in self.trials(form).made if alike(t.assignment))
 
     def result(self) -> StepSpec:
-        form = self.best.settled or AS_WRITTEN
+        form = self.best.form
         if form not in self.found:
             raise self.refused[form] from None
         spec = self.found[form]

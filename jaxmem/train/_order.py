@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import jax
-
 from jaxmem._blame import warn
 from jaxmem._jaxpr_costs import calls_of
 from jaxmem.errors import SettingWarning
@@ -12,7 +10,7 @@ from jaxmem.jaxprs import TIE
 from jaxmem.remat.blocks import HEAD
 from jaxmem.targets import Target
 from jaxmem.train._lever import Lever, Told, Update
-from jaxmem.train._spec import StepSpec, once
+from jaxmem.train._spec import StepSpec, loss_program, once
 
 # Platforms on which "auto" ties the head of a step that recomputes.
 _TIED_ON = frozenset({"gpu", "tpu"})
@@ -42,9 +40,7 @@ class Ties(NamedTuple):
 @once
 def ties(spec: StepSpec) -> Ties:
     """The ties in the loss of a spec in a form; traces it."""
-    with spec.entered():
-        program = jax.make_jaxpr(spec.whole_loss)(*spec.loss_arguments()).jaxpr
-    found = list(_names(program, 1))
+    found = list(_names(loss_program(spec).jaxpr, 1))
     return Ties(sum(times for name, times in found if name != HEAD), any(name == HEAD for name, _ in found))
 
 
@@ -61,7 +57,7 @@ def _names(jaxpr, times: int) -> Iterator[tuple[str, int]]:
 def _default(spec: StepSpec, target: Target) -> str:
     """What "auto" means for a step on a target: a tie at the head where that was never seen to be worse.
 
-    Ties pay where values are recomputed: the gradient of a head's weights, and the logits that it needs, wait while
+        Ties pay where values are recomputed: the gradient of a head's weights, and the logits that it needs, wait while
     layers run again. With several devices a tie would hold back the sum of gradients over them; that was not measured.
     """
     around = spec.layout.around
@@ -91,7 +87,7 @@ def _around(spec: StepSpec, update: Update) -> Update:
 
 
 def _told(spec: StepSpec, target: Target) -> Told:
-    if spec.settled is None or spec.settled.order == "free":
+    if spec.form.order == "free":
         return Told()
     found = ties(spec)
     if any(found):

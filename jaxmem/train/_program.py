@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from jaxmem import _scan_stacks
 from jaxmem.analysis import check_compiled
 from jaxmem.targets import Target, compile_lowered, on_target, place, refusing_options, resolve_target
+from jaxmem.train import _scan_stacks
 from jaxmem.train._mistakes import blaming
 from jaxmem.train._peaks import versions
 from jaxmem.train._settle import settled

@@ -11,7 +11,7 @@ from jaxmem._units import format_bytes
 from jaxmem.random_bits import GIVEN, generator_of, is_key
 from jaxmem.targets import Target, on_target
 from jaxmem.train._lever import Lever, Told
-from jaxmem.train._spec import StepSpec, once
+from jaxmem.train._spec import StepSpec, loss_program, once
 
 # What JAX calls the chips on which "auto" fences masks drawn by threefry: where the step recomputes, and its loss
 # computes in 16 bits, or draws in no scan, and not for attention weights. Peak GiB and estimated ms of a step,
@@ -26,14 +26,13 @@ _FENCED_ON = frozenset({"TPU v5 lite"})
 
 
 def drawn(spec: StepSpec) -> random_bits.Drawn:
-    """What the loss draws for one micro-batch, traced once for all settings of a step that share a plain one."""
+    """What the loss draws for one micro-batch, found once for all settings of a step that share a plain one."""
     return _drawn(spec.without_remat().in_form(AS_WRITTEN))
 
 
 @once
 def _drawn(spec: StepSpec) -> random_bits.Drawn:
-    with spec.entered():
-        return random_bits.drawn(spec.whole_loss, *spec.loss_arguments())
+    return random_bits.drawn(loss_program(spec))
 
 
 def _generators(spec: StepSpec) -> set[str] | None:
@@ -94,7 +93,7 @@ def _idle(spec: StepSpec) -> Iterator[str]:
 
 
 def _told(spec: StepSpec, target: Target) -> Told:
-    config, fenced = spec.config, spec.settled is not None and spec.settled.random == "fenced"
+    config, fenced = spec.config, spec.form.random == "fenced"
     if _generators(spec) == set() and config.random != "fenced":
         return Told()
     notes, news = [], []

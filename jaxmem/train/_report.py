@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 
-from jaxmem import _scan_stacks
 from jaxmem._blame import is_own_fault
 from jaxmem._miscompilations import told
 from jaxmem._settled import WORDS
@@ -22,6 +21,7 @@ from jaxmem.analysis import (
 from jaxmem.analysis.step_time import forward_seconds
 from jaxmem.errors import InputError, RematWarning
 from jaxmem.targets import Target, on_target, resolve_target
+from jaxmem.train import _scan_stacks
 from jaxmem.train._layout import sharding_of
 from jaxmem.train._loss import partition
 from jaxmem.train._mistakes import blaming

@@ -3,16 +3,12 @@
 import dataclasses
 from collections.abc import Iterator
 
-import jax
-
-from jaxmem._settled import AS_WRITTEN
 from jaxmem._signatures import declares
 from jaxmem._units import format_bytes
 from jaxmem.remat.roll import Rolled, what_rolls
 from jaxmem.targets import Target
 from jaxmem.train._lever import Lever, Told
-from jaxmem.train._loss import configured_loss
-from jaxmem.train._spec import StepSpec, once
+from jaxmem.train._spec import StepSpec, loss_program, once
 
 # "auto" leaves layers as they are: the stacked parameters and gradients may cost more than a scan saves. Full remat,
 # compiled for an H100 by jax 0.10.2, unrolled → rolled: eight MLP layers of 32 MiB, peak 3.16 → 3.78 GiB,
@@ -26,26 +22,18 @@ def _form(spec: StepSpec, target: Target) -> dict[str, bool]:
 @once
 def what_is_rolled(spec: StepSpec) -> Rolled:
     """What rolls in the loss of the first micro-batch; traced, not compiled."""
-    config = spec.config
-    if not declares(spec.workload.loss_fn, "memory"):  # its blocks are found in what was rolled
-        config = dataclasses.replace(config, remat="none")
-    form = dataclasses.replace(spec.settled or AS_WRITTEN, roll=False)
-
-    def loss(trainable, frozen, batch, rng, state):
-        whole = configured_loss(spec.workload, config, frozen, form=form)
-        return jax.tree.leaves(whole(trainable, batch, rng=rng, state=state))
-
-    with spec.entered():
-        return what_rolls(loss, *spec.loss_arguments())
+    if spec.decision is not None or not declares(spec.workload.loss_fn, "memory"):
+        spec = spec.without_remat()  # its blocks are found in what was rolled
+    return what_rolls(loss_program(spec.in_form(dataclasses.replace(spec.form, roll=False, order="free"))))
 
 
 def _rivals(spec: StepSpec, target: Target) -> Iterator[dict[str, bool]]:
     if spec.config.roll == "auto" and what_is_rolled(spec).layers:
-        yield {"roll": not (spec.settled or AS_WRITTEN).roll}
+        yield {"roll": not spec.form.roll}
 
 
 def _told(spec: StepSpec, target: Target) -> Told:
-    if not (spec.settled or AS_WRITTEN).roll:
+    if not spec.form.roll:
         return Told()
     found = what_is_rolled(spec)
     if not found.layers:

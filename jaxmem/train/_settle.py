@@ -26,8 +26,7 @@ def settled(spec: StepSpec, target: Target) -> StepSpec:
 
 def rivals(spec: StepSpec, target: Target) -> Iterator[Settled]:
     """Other forms that may win on a target, where the config leaves the form open."""
-    form = settled(spec, target).settled
-    assert form is not None
+    form = settled(spec, target).form
     for lever in LEVERS:
         for fields in lever.rivals(spec, target):
             changed: dict[str, Any] = dict(fields)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxmem import accumulate, precision, remat
@@ -13,6 +14,7 @@ from jaxmem._miscompilations import Miscompilation, faults_met, without_faults
 from jaxmem._settled import AS_WRITTEN, Settled
 from jaxmem.config import MemoryConfig
 from jaxmem.errors import ConfigError, WorkloadError
+from jaxmem.jaxprs import Call
 from jaxmem.policy import Policy
 from jaxmem.remat.auto import ResidualPlan
 from jaxmem.targets import one_device
@@ -85,7 +87,8 @@ class StepSpec:
         """The spec that keeps everything: itself, or the one that it shares with others."""
         if self.config.remat == "none" and self.decision is None:
             return self
-        return (self.with_remat("none") if self.plain is None else self.plain).in_form(self.settled)
+        plain = self.plain or self.known.setdefault(StepSpec.without_remat, self.with_remat("none"))
+        return plain.in_form(self.settled)
 
     # -- the mesh ----------------------------------------------------------------------------------
 
@@ -146,14 +149,17 @@ class StepSpec:
         """Shapes and dtypes of the example batch."""
         return jax.eval_shape(lambda batch: batch, jax.tree.map(unsharded, self.workload.batch))
 
+    @property
+    def form(self) -> Settled:
+        """The form of the step; as the loss is written, before one is known."""
+        return self.settled or AS_WRITTEN
+
     # -- the loss ----------------------------------------------------------------------------------
 
     def loss(self, frozen: Any = None, *, checkpoint: Callable = remat.checkpoint_unchecked) -> Callable:
         """`configured_loss` of the spec's workload and config."""
-        form = self.settled or AS_WRITTEN
-        return configured_loss(
-            self.workload, self.config, frozen, checkpoint=checkpoint, decision=self.decision, form=form
-        )
+        given = {"checkpoint": checkpoint, "decision": self.decision, "form": self.form}
+        return configured_loss(self.workload, self.config, frozen, **given)
 
     def whole_loss(self, trainable, frozen, batch, rng, state) -> Any:
         """The loss as a function of everything that it depends on."""
@@ -193,6 +199,13 @@ def once(fn: Callable[[StepSpec], Any]) -> Callable[[StepSpec], Any]:
         return spec.known[kept]
 
     return kept
+
+
+@once
+def loss_program(spec: StepSpec) -> jex.ClosedJaxpr:
+    """`whole_loss` of the first micro-batch, traced in the form of the spec."""
+    with spec.entered():
+        return Call(spec.whole_loss, spec.loss_arguments(), {}).traced()
 
 
 def like_given(shapes: Any, given: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from jaxmem import analysis
 from jaxmem._cell import shortening
-from jaxmem._settled import AS_WRITTEN, Settled
+from jaxmem._settled import Settled
 from jaxmem.analysis import Comparison, MemoryReport, as_program, refuse_arguments
 from jaxmem.analysis._progress import Progress
 from jaxmem.config import MemoryConfig
@@ -204,7 +204,7 @@ def _with_rivals(variants: Mapping[str, Any], given: tuple[Any, ...], target: Ta
         if not isinstance(variant, MemoryConfig) or byte_budget or not (given and isinstance(given[0], Workload)):
             continue
         spec = StepSpec.of(given[0], variant)
-        first = settled(spec, target).settled or AS_WRITTEN
+        first = settled(spec, target).form
         found |= {f"{name}, {form.in_words(first)}": _InForm(variant, form) for form in rivals(spec, target)}
     return found
 

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from benchmarks import _forms, order_and_roll
+from benchmarks._by_hand import plain
 from benchmarks._forms import BY_HAND, Cell, Forms, form_of
 from benchmarks._order_and_roll_models import MODELS, Model, shape
 from jaxmem import Workload
@@ -30,7 +31,7 @@ def _tiny() -> Model:
         return loss
 
     make = lambda: Workload(loss_of(lambda f: f), [shape(128, 128)] * 3, shape(4096, 128), optax.sgd(0.1))  # noqa: E731
-    return Model(make=make, unrolled=True, by_hand=lambda params, x, rng: loss_of(jax.checkpoint)(params, x))
+    return Model(make=make, unrolled=True, by_hand=plain(lambda params, x, rng: loss_of(jax.checkpoint)(params, x)))
 
 
 def test_a_run_and_what_is_remembered_of_it(monkeypatch, tmp_path, capsys):

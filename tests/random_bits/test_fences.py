@@ -113,10 +113,11 @@ def test_what_is_no_mask_of_random_bits_has_no_fence(fn):
 
 def test_masks_are_counted_and_small_ones_left():
     wide = jnp.ones((LEAST // 64, 64))
-    assert drawn(by_scan, KEY, wide).masks == 3 and drawn(by_scan, KEY, wide).mask_bytes == 3 * LEAST
-    assert drawn(by_scan, KEY, wide[1:]).masks == 0 and drawn(by_scan, KEY, wide[1:]).draws
+    found, narrow = (drawn(jax.make_jaxpr(by_scan)(KEY, x)) for x in (wide, wide[1:]))
+    assert found.masks == 3 and found.mask_bytes == 3 * LEAST
+    assert narrow.masks == 0 and narrow.draws
     assert fences(by_scan, KEY, wide[1:], least=LEAST) == 0
-    assert not drawn(lambda x: kept(x > 0), X).draws
+    assert not drawn(jax.make_jaxpr(lambda x: kept(x > 0))(X)).draws
 
 
 def test_a_fenced_function_is_vmapped_and_returns_what_it_returned():

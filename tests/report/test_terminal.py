@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import re
 
@@ -57,6 +58,14 @@ def test_a_warning_stands_once_with_the_rows_it_concerns():
     assert text.count("everyone's [note]") == 1
     assert "! dots [no batch]: its own note" in text
     assert "! everyone's [note]" in text
+
+
+def test_host_bytes_are_shown_where_there_are_any():
+    none, full = (dataclasses.replace(row, host_temp_bytes=0) for row in ROWS)
+    offloads = dataclasses.replace(full, host_temp_bytes=7 * GIB)
+    for rows, stands in (((none, full), False), ((none, offloads), True)):
+        text = shown(print_comparison, Comparison(rows=rows, target="cpu"), 200)
+        assert ("host temps" in text, "7.00 GiB" in text) == (stands, stands)
 
 
 def test_unknown_numbers_are_dashes_and_rows_that_may_not_fit_say_why():

@@ -10,6 +10,7 @@ from jaxmem import MemoryConfig, WeightedMean, Workload, make_train_step
 from jaxmem.remat.blocks import find_blocks
 from jaxmem.remat.roll import rolled
 from jaxmem.targets import resolve_target
+from jaxmem.train._roll import what_is_rolled
 from jaxmem.train._settle import rivals, settled
 
 D, LAYERS, ROWS = 8, 4, 16
@@ -105,10 +106,20 @@ def test_nothing_to_roll_is_said():
     assert said == "roll=True does nothing: no layers repeat outside of scans."
 
 
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("loss", [unmarked, marked])
+def test_ties_which_come_later_hide_no_layers(loss, remat):
+    target = resolve_target("cpu")
+    spec = settled(make_train_step(workload(loss), MemoryConfig(order="tied", remat=remat)).spec, target)
+    assert [layers.count for layers in what_is_rolled(spec).layers] == [LAYERS]
+    assert True in [form.roll for form in rivals(spec, target)]
+
+
 def test_rolling_is_a_rival_where_there_is_something_to_roll():
     target = resolve_target("cpu")
     for given, config, expected in (
         (workload(unmarked), MemoryConfig(), [True]),
+        (workload(unmarked), MemoryConfig(order="tied"), [True]),
         (workload(unmarked), MemoryConfig(roll=False), []),
         (
             Workload(lambda w, x: jnp.mean(x @ w), jnp.ones((D, D)), jnp.ones((2, D)), optax.sgd(0.1)),

@@ -11,8 +11,11 @@ import pytest
 from jaxmem import MemoryConfig, Workload, compare, make_train_step
 from jaxmem._settled import AS_WRITTEN, WORDS, Settled
 from jaxmem.errors import BudgetInfeasible, DecisionError
+from jaxmem.remat.auto import Measured
+from jaxmem.remat.auto._assignment import smallest
 from jaxmem.targets import resolve_target
-from jaxmem.train import _forms, _loss, _settle
+from jaxmem.train import _budget, _forms, _loss, _settle
+from jaxmem.train._decision import step_problem
 from jaxmem.train._lever import Lever
 from jaxmem.train._spec import StepSpec
 
@@ -118,6 +121,35 @@ def test_a_larger_budget_is_never_worse_and_no_more_is_compiled_than_allowed(lev
         seconds.append(fitted.report().step_seconds)
         step = fitted
     assert seconds == sorted(seconds, reverse=True)
+
+
+def test_forms_that_lose_refuse_no_budget_and_make_no_larger_one_dearer(levers, monkeypatch):
+    """By a made-up compiler, which needs for each choice up to 10 % more than the model says, and in other forms half
+    as much again."""
+
+    def peak(assignment, settled):
+        whim = 1 + assignment.kept_bytes // 1000 % 11 / 100
+        return int(assignment.total_bytes * whim * (1.0 if settled == AS_WRITTEN else 1.5))
+
+    def measure(compiler, assignment):
+        measured = Measured(peak_bytes=peak(assignment, compiler.spec.settled))
+        compiler.compiles += 1
+        compiler.trials.programs[_budget._same(assignment)] = ""
+        compiler.trials.made.append(measured.trial(assignment))
+        return measured
+
+    monkeypatch.setattr(_budget._Compiler, "measure", measure)
+    levers(lambda fn: fn, rivals=({"roll": True}, {"order": "tied"}, {"random": "fenced"}))
+    known, prices = {}, {}
+    spec = StepSpec.of(_workload(), MemoryConfig(remat="auto:1GiB"))
+    full = smallest(step_problem(_settle.settled(spec, CPU), CPU))
+    least = peak(full, AS_WRITTEN)
+    for share in (1.3, 1.0, 2.0, 1.1, 1.3, 2.0):
+        found = _forms.spend_in_forms(spec, int(share * least), CPU, known).decision
+        assert found.settled == AS_WRITTEN and found.peak_bytes <= share * least and found.compiles <= 6
+        prices[share] = found.assignment.price
+    assert [prices[share] for share in sorted(prices)] == sorted(prices.values(), reverse=True)
+    assert len(known) == 4
 
 
 def test_what_fits_in_no_form_is_refused_with_the_smallest_peak_of_all(levers):

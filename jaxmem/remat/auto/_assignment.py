@@ -99,6 +99,20 @@ def smallest(problem: Problem, *, objective: str = "seconds", end: str = "inputs
     return uniform(problem, least, objective=objective)
 
 
+def leasts(problem: Problem, objective: str) -> dict[str, Assignment]:
+    """What keeps the least, by what the last block keeps (see `Limits`): everything, as it is written, comes first.
+
+    It keeps its products alone only where its backward pass needs the most by the model. What a rule round it saves
+    there, and what it takes, only a compile can tell.
+    """
+    full, again = (smallest(problem, objective=objective, end=end) for end in ("everything", "inputs"))
+    if full.choices == again.choices:
+        return {"everything": full}
+    products = smallest(problem, objective=objective, end="products")
+    binds = full.end_bytes > full.working_bytes and products.choices not in (full.choices, again.choices)
+    return {"everything": full, **({"products": products} if binds else {}), "inputs": again}
+
+
 def plain(problem: Problem, *, objective: str = "seconds") -> Assignment:
     """What keeps everything."""
     return uniform(problem, lambda group: group.candidates.plain, objective=objective)

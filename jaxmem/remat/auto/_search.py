@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxmem._units import format_apart
 from jaxmem.errors import BudgetInfeasible
-from jaxmem.remat.auto._assignment import Assignment, assigned, plain, repriced, smallest
+from jaxmem.remat.auto._assignment import Assignment, assigned, leasts, plain, repriced
 from jaxmem.remat.auto._learnt import fitted, quickest
 from jaxmem.remat.auto._levels import most_promising, smallest_levels
 from jaxmem.remat.auto._problem import Problem
@@ -63,17 +63,7 @@ class Search:
 
     @functools.cached_property
     def leasts(self) -> dict[str, Assignment]:
-        """What keeps the least, by what the last block keeps (see `Limits`): everything, as it is written, comes first.
-
-        It keeps its products alone only where its backward pass needs the most by the model. What a rule round it saves
-        there, and what it takes, only a compile can tell.
-        """
-        full, again = (smallest(self.problem, objective=self.objective, end=end) for end in ("everything", "inputs"))
-        if full.choices == again.choices:
-            return {"everything": full}
-        products = smallest(self.problem, objective=self.objective, end="products")
-        binds = full.end_bytes > full.working_bytes and products.choices not in (full.choices, again.choices)
-        return {"everything": full, **({"products": products} if binds else {}), "inputs": again}
+        return leasts(self.problem, self.objective)
 
     @property
     def similar(self) -> list[Trial]:

@@ -2,24 +2,20 @@
 
 from collections.abc import Callable, Mapping
 
-import jax
 import jax.extend.core as jex
 from jax import lax
 
 from jaxmem._compat import prevents_cse, scan_layout, with_cotangent
 from jaxmem.jaxprs import (
-    USER_CHECKPOINT,
     Facts,
     bodies,
     body_key,
-    body_of,
-    function_of,
-    is_nested_scan,
-    is_value,
     keeping_nothing,
     nested_segments,
+    programs_of,
     reader,
-    scope_of,
+    retraced,
+    run_with_bodies,
     tie,
 )
 from jaxmem.remat._nested_scan import nested_scan_of
@@ -106,56 +102,25 @@ def evaluate(
 
 
 def _run_with_bodies(facts: Facts, item: Inside, args: list, wrap: Callable | None, segments, order: str) -> list:
-    """One equation, its bodies traced again with their blocks wrapped; everything else about it stays."""
+    """One equation, its bodies traced again with their blocks wrapped."""
     eqn = facts.eqns[item.start]
-    name, scanned = eqn.primitive.name, eqn.primitive.name == "scan" and eqn.params["length"] > 1
-    key = body_key(eqn)
-    given = eqn.params[key] if isinstance(eqn.params[key], (tuple, list)) else (eqn.params[key],)
-    if name == "shard_map" or name in USER_CHECKPOINT or is_nested_scan(eqn):
-        (plan,) = filter(None, item.plans)
-
-        def inner(*args):
-            return list(evaluate(plan, body_of(given[0])[1], args, wrap, segments=segments, order=order))
-
-        if name == "shard_map":
-            inner = _shard_map(eqn, inner)
-        elif name in USER_CHECKPOINT:
-            inner = jax.checkpoint(inner, policy=eqn.params["policy"], prevent_cse=eqn.params["prevent_cse"])
-        with scope_of(eqn):
-            return inner(*args)  # a nested scan brings its own derivative
-    if name == "scan" and (order == "head" or ends_together(eqn, item)):
+    scanned = eqn.primitive.name == "scan" and eqn.params["length"] > 1
+    if eqn.primitive.name == "scan" and (order == "head" or ends_together(eqn, item)):
         order = "free"
-    new = []
-    for param, plan in zip(given, item.plans, strict=True):
-        jaxpr, consts = body_of(param)
-        if plan is not None:
-            summed = jaxpr.invars[: scan_layout(eqn)[0]] if scanned else ()
-            options = {"scanned": scanned, "segments": segments, "order": order, "summed": frozenset(summed)}
 
-            def body(*args, plan=plan, consts=consts, options=options):
-                return evaluate(plan, consts, args, wrap, **options)
+    def inner(plan: Plan, jaxpr, consts):
+        summed = frozenset(jaxpr.invars[: scan_layout(eqn)[0]] if scanned else ())
+        options = {"scanned": scanned, "segments": segments, "order": order, "summed": summed}
+        return lambda *args: evaluate(plan, consts, args, wrap, **options)
 
-            param = jax.make_jaxpr(body)(*[v.aval for v in jaxpr.invars])
-        new.append(param)
+    pairs = zip(item.plans, programs_of(eqn), strict=True)
+    functions = [None if plan is None else inner(plan, *program) for plan, program in pairs]
     cuts = nested_segments(eqn) or segments.get(scanned_block(eqn, item))
     if cuts:
+        (body,) = filter(None, functions)
         num_consts, num_carry, _ = scan_layout(eqn)
-        return nested_scan_of(new[0], cuts, eqn.params, num_consts, num_carry, args)
-    params = eqn.params | {key: tuple(new) if isinstance(eqn.params[key], (tuple, list)) else new[0]}
-    values = {v: value for v, value in zip(eqn.invars, args, strict=True) if is_value(v)}
-    return function_of([eqn.replace(params=params)], list(values), eqn.outvars)(*values.values())
-
-
-def _shard_map(eqn, body: Callable) -> Callable:
-    """The body under `jax.shard_map`, which brings the axes that its trace needs."""
-    return jax.shard_map(
-        body,
-        mesh=eqn.params["mesh"],
-        in_specs=tuple(eqn.params["in_specs"]),
-        out_specs=list(eqn.params["out_specs"]),
-        check_vma=eqn.params["check_vma"],
-        axis_names=set(eqn.params["newly_manual_axes"]),
-    )
+        return nested_scan_of(retraced(body, eqn.params["jaxpr"]), cuts, eqn.params, num_consts, num_carry, args)
+    return run_with_bodies(eqn, functions, args)
 
 
 def without_marked(jaxpr: jex.Jaxpr) -> Callable[..., list] | None:

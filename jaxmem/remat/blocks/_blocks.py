@@ -4,11 +4,10 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-import jax
 import jax.extend.core as jex
 
 from jaxmem.errors import RematWithoutEffect
-from jaxmem.jaxprs import Call, Facts, body_of, has_checkpoint, num_bytes
+from jaxmem.jaxprs import Call, Facts, body_of, has_checkpoint, num_bytes, rewritten
 from jaxmem.remat.blocks._apply import evaluate, plan_marked
 from jaxmem.remat.blocks._find import find_plan
 from jaxmem.remat.blocks._plan import parts
@@ -132,7 +131,7 @@ def at_blocks(fn: Callable, wrap: Callable, results: Callable | None = None, ord
     @functools.wraps(fn)
     def with_blocks(*args, **kwargs):
         call = Call(fn, args, kwargs)
-        jaxpr = jax.make_jaxpr(call)(*call.leaves)
+        jaxpr = call.traced()
         if not jaxpr.jaxpr.outvars:  # what is wrong with it is no matter of blocks
             return call.result([])
         wrapped = 0
@@ -183,13 +182,10 @@ def tied(fn: Callable, order: str) -> Callable:
     if order == "free":
         return fn
 
-    @functools.wraps(fn)
-    def with_ties(*args, **kwargs):
-        call = Call(fn, args, kwargs)
-        closed = jax.make_jaxpr(call)(*call.leaves)
-        plan = plan_marked(Facts.of(closed)) or find_plan(closed)
+    def with_ties(program: jex.ClosedJaxpr) -> Callable[..., list]:
+        plan = plan_marked(Facts.of(program)) or find_plan(program)
         if plan is None:
-            return call.result(jex.jaxpr_as_fun(closed)(*call.leaves))
-        return call.result(evaluate(plan, body_of(closed)[1], call.leaves, None, order=order))
+            return jex.jaxpr_as_fun(program)
+        return lambda *args: evaluate(plan, body_of(program)[1], args, None, order=order)
 
-    return with_ties
+    return rewritten(fn, with_ties)

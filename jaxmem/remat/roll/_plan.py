@@ -1,28 +1,27 @@
 """Where like layers are in a program and in the bodies in it, and how it runs with them in scans."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 
-from jaxmem._compat import prevents_cse
 from jaxmem.jaxprs import (
-    USER_CHECKPOINT,
     Facts,
     Tokens,
     bodies,
     body_key,
-    body_of,
     function_of,
     is_nested_scan,
-    is_value,
     nested_segments,
     num_bytes,
+    programs_of,
     reader,
-    scope_of,
+    run_with_bodies,
     scopes_of,
+    shard_mapped,
 )
 from jaxmem.remat.blocks import find_repeat, scopes_name
 from jaxmem.remat.roll._layers import Layers, layers_of
@@ -124,7 +123,7 @@ def _of_bodies(facts: Facts, eqn: jex.JaxprEqn) -> tuple[Plan, ...]:
         found.append(_planned(facts.of_body(eqn)))
         return jex.jaxpr_as_fun(jex.ClosedJaxpr(bodies(eqn)[0], ()))(*args)
 
-    jax.make_jaxpr(_shard_map(eqn, body))(*[v.aval for v in eqn.invars])
+    jax.make_jaxpr(shard_mapped(eqn, body))(*[v.aval for v in eqn.invars])
     return (found[0],)
 
 
@@ -160,7 +159,7 @@ def _longest(facts: Facts, units: list[tuple[int, int]], refused: list[str]) -> 
 # -- running ------------------------------------------------------------------------------------------
 
 
-def run(plan: Plan, consts, args) -> list:
+def run(plan: Plan, consts, *args) -> list:
     """The outputs of the plan's program. Equations run as JAX itself runs them: with their scopes and source lines."""
     facts = plan.facts
     env = dict(zip((*facts.jaxpr.constvars, *facts.jaxpr.invars), (*consts, *args), strict=True))
@@ -184,42 +183,8 @@ def run(plan: Plan, consts, args) -> list:
             run_layers(facts, item, env)
         elif isinstance(item, Bodies):
             eqn = facts.eqns[item.start]
-            env.update(zip(eqn.outvars, _with_bodies(eqn, item, [read(v) for v in eqn.invars]), strict=True))
+            pairs = zip(item.plans, programs_of(eqn), strict=True)
+            functions = [functools.partial(run, plan, consts) for plan, (_, consts) in pairs]
+            env.update(zip(eqn.outvars, run_with_bodies(eqn, functions, list(map(read, eqn.invars))), strict=True))
         at = end if item is None else item.stop
     return [read(v) for v in facts.jaxpr.outvars]
-
-
-def _with_bodies(eqn: jex.JaxprEqn, item: Bodies, args: list) -> list:
-    name, key = eqn.primitive.name, body_key(eqn)
-    given = eqn.params[key]
-    many = isinstance(given, (tuple, list))
-    programs = [body_of(param) for param in (given if many else (given,))]
-    functions: list[Any] = [
-        lambda *args, plan=plan, consts=consts: run(plan, consts, args)
-        for plan, (_, consts) in zip(item.plans, programs, strict=True)
-    ]
-    if name == "shard_map" or name in USER_CHECKPOINT:
-        (body,) = functions
-        if name == "shard_map":
-            body = _shard_map(eqn, body)
-        else:
-            body = jax.checkpoint(body, policy=eqn.params["policy"], prevent_cse=bool(prevents_cse(eqn)))
-        with scope_of(eqn):
-            return body(*args)
-    new = [
-        jax.make_jaxpr(fn)(*[v.aval for v in jaxpr.invars]) for fn, (jaxpr, _) in zip(functions, programs, strict=True)
-    ]
-    values = {v: value for v, value in zip(eqn.invars, args, strict=True) if is_value(v)}
-    changed = eqn.replace(params=eqn.params | {key: tuple(new) if many else new[0]})
-    return function_of([changed], list(values), eqn.outvars)(*values.values())
-
-
-def _shard_map(eqn: jex.JaxprEqn, body: Callable) -> Callable:
-    return jax.shard_map(
-        body,
-        mesh=eqn.params["mesh"],
-        in_specs=tuple(eqn.params["in_specs"]),
-        out_specs=list(eqn.params["out_specs"]),
-        check_vma=eqn.params["check_vma"],
-        axis_names=set(eqn.params["newly_manual_axes"]),
-    )

@@ -4,10 +4,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 
-import jax
 import jax.extend.core as jex
 
-from jaxmem.jaxprs import Call, body_of
+from jaxmem.jaxprs import body_of, retraced, rewritten
 from jaxmem.remat.roll._plan import Plan, plan_of, run
 
 
@@ -71,13 +70,11 @@ def roll(closed_jaxpr: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, Rolled]:
     >>> [eqn.primitive.name for eqn in program.eqns][-2:], found.layers[0].count, found.stacked_bytes
     (['scan', 'reduce_sum'], 3, {'float32': 768})
     """
-    jaxpr, consts = body_of(closed_jaxpr)
     plan = plan_of(closed_jaxpr)
-    found = Rolled(layers=tuple(_told(plan)), refused=tuple(plan.all_refused()))
+    found = _told(plan)
     if not found.layers:
         return closed_jaxpr, found
-    program = jax.make_jaxpr(lambda *args: run(plan, consts, args))(*[v.aval for v in jaxpr.invars])
-    return program, found
+    return retraced(functools.partial(run, plan, body_of(closed_jaxpr)[1]), closed_jaxpr), found
 
 
 def rolled(fn: Callable) -> Callable:
@@ -96,25 +93,23 @@ def rolled(fn: Callable) -> Callable:
     True
     """
 
-    @functools.wraps(fn)
-    def with_scans(*args, **kwargs):
-        call = Call(fn, args, kwargs)
-        closed = jax.make_jaxpr(call)(*call.leaves)
-        plan = plan_of(closed)
+    def with_scans(program: jex.ClosedJaxpr) -> Callable[..., list]:
+        plan = plan_of(program)
         if not any(plan.all_layers()):
-            return call.result(jex.jaxpr_as_fun(closed)(*call.leaves))
-        return call.result(run(plan, body_of(closed)[1], call.leaves))
+            return jex.jaxpr_as_fun(program)
+        return functools.partial(run, plan, body_of(program)[1])
 
-    return with_scans
-
-
-def what_rolls(fn: Callable, *args, **kwargs) -> Rolled:
-    """What `rolled(fn)` rolls when it is called; arguments may be shapes."""
-    call = Call(fn, args, kwargs)
-    plan = plan_of(jax.make_jaxpr(call)(*call.leaves))
-    return Rolled(layers=tuple(_told(plan)), refused=tuple(plan.all_refused()))
+    return rewritten(fn, with_scans)
 
 
-def _told(plan: Plan):
-    for name, layers, stacked in plan.all_layers():
-        yield RolledLayers(name=name, count=layers.count, num_equations=len(layers.eqns), stacked_bytes=stacked)
+def what_rolls(program: jex.ClosedJaxpr) -> Rolled:
+    """What `roll` rolls in a program, which is not made."""
+    return _told(plan_of(program))
+
+
+def _told(plan: Plan) -> Rolled:
+    layers = (
+        RolledLayers(name=name, count=layers.count, num_equations=len(layers.eqns), stacked_bytes=stacked)
+        for name, layers, stacked in plan.all_layers()
+    )
+    return Rolled(layers=tuple(layers), refused=tuple(plan.all_refused()))

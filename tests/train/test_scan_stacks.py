@@ -8,7 +8,8 @@ import pytest
 from jax import lax
 from jax.interpreters import mlir
 
-from jaxmem import MemoryConfig, Workload, _scan_stacks, make_train_step
+from jaxmem import MemoryConfig, Workload, make_train_step
+from jaxmem.train import _scan_stacks
 from tests.deviceless.compiling import compile_on
 
 CONCERNED = jax.__version_info__ < (0, 12)
