@@ -1,8 +1,17 @@
-"""`Settled`: how a step is formed where its config leaves that open, settled for one target."""
+"""The settings of levers and their words. `Settled`: a step's form where its config leaves it open, on one target."""
 
 import dataclasses
 from typing import Any
 
+_COMPILE = 'Leave it at "auto", or compare the others by compiles.'
+SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "gradient_reduction": (("auto", "once", "each"), 'Use "auto" unless batches are sharded.'),
+    "order": (("auto", "tied", "free"), _COMPILE),
+    "roll": (("auto", True, False), _COMPILE),
+    "random": (("auto", "fenced", "free"), _COMPILE),
+    "generator": (("given", "rbg", "threefry2x32"), 'Use "given" for the key\'s own.'),
+}
+"""By field of `MemoryConfig`, of those with a few settings: these, and what to do about any other."""
 WORDS: dict[str, dict[Any, str]] = {
     "order": {"auto": "order auto", "tied": "tied", "head": "head tied", "free": "free"},
     "roll": {"auto": "roll auto", True: "rolled", False: "unrolled"},

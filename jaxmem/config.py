@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem._installed import version
+from jaxmem._settled import SETTINGS
 from jaxmem._shown import Brief
 from jaxmem._suggest import meant, named_fields
 from jaxmem.budget import PREFIX, Budget, is_auto, parse_budget
@@ -23,15 +24,6 @@ _SHORT_DTYPES = {
     **dict.fromkeys(("fp16", "f16", "mixed_float16"), "float16"),
     **dict.fromkeys(("fp32", "f32", "tf32", "full"), "float32"),
     **dict.fromkeys(("fp64", "f64"), "float64"),
-}
-_COMPILE = 'Leave it at "auto", or compare the others by compiles.'
-# Fields with a few settings: these, and what to do about any other.
-SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "gradient_reduction": (("auto", "once", "each"), 'Use "auto" unless batches are sharded.'),
-    "order": (("auto", "tied", "free"), _COMPILE),
-    "roll": (("auto", True, False), _COMPILE),
-    "random": (("auto", "fenced", "free"), _COMPILE),
-    "generator": (("given", "rbg", "threefry2x32"), 'Use "given" for the key\'s own.'),
 }
 _OTHER_FIELDS = {"dtype": "precision", "policy": "remat", "checkpoint": "remat", "micro_batches": "accumulation_steps"}
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -88,7 +88,7 @@ def compare(
                 before, total = number * len(variants), len(targets) * len(variants)
                 tell = counted(list(variants), stage, of=f" for {on.name}", before=before, total=total)
                 try:
-                    options = {"without_effect": "refuse", "forms": "try" if try_forms else "settled"}
+                    options: dict[str, Any] = {"without_effect": "refuse", "forms": "try" if try_forms else "settled"}
                     comparison = compare_configs(variants, workload, target=on, progress=tell, **options)
                 except Exception as error:  # of the first variant, where all are refused
                     problem = explain(error)

@@ -69,8 +69,8 @@ def _jvp(primals, tangents, *, at: str):
 
 
 def _transpose(cotangents, *operands, at: str):
-    # In the order in which they are made, the last reader's first: given the other way round, a TPU's scheduler made
-    # an MLP's step a third slower (v5e, libtpu 0.0.52).
+    # In the order in which they are made, the last reader's first. All that is known of it: the other way round, one
+    # model, an MLP, took a third longer on one chip (v5e, libtpu 0.0.52, by its compiler's cycles).
     out = _of_some(lambda some: together(some[::-1])[::-1], cotangents, _not_zero)
     return [c if ad.is_undefined_primal(x) else None for c, x in zip(out, operands, strict=True)]
 

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.extend.core as jex
@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem._compat import call_to_inline, with_more_inputs
-from jaxmem.jaxprs import Call, body_key, body_of, is_nested_scan, is_value, num_bytes
+from jaxmem._shown import Brief
+from jaxmem.jaxprs import body_key, body_of, is_nested_scan, is_value, num_bytes, rewritten
 
 LEAST = 2**22
 """Bytes of the smallest widened value whose gathers are changed. A smaller one is no share of a peak, and fits a TPU's
@@ -30,7 +31,7 @@ _MOVES = frozenset("reshape transpose squeeze expand_dims slice rev copy copy_p"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Widened:
+class Widened(Brief):
     """A gather of a widened value.
 
     Args:
@@ -67,19 +68,13 @@ def narrow_gathers(fn: Callable, *, least: int = LEAST) -> Callable:
     True
     """
 
-    @functools.wraps(fn)
-    def narrowly(*args, **kwargs):
-        call = Call(fn, args, kwargs)
-        edited = _Edits(least).of(jax.make_jaxpr(call)(*call.leaves))
-        return call.result(jex.jaxpr_as_fun(edited)(*call.leaves))
-
-    return narrowly
+    return rewritten(fn, lambda program: jex.jaxpr_as_fun(_Edits(least).of(program)))
 
 
-def widened_gathers(fn: Callable, *args, **kwargs) -> tuple[Widened, ...]:
-    """The gathers that `narrow_gathers` changes in a call of a function; it is traced, and not run."""
-    call, edits = Call(fn, args, kwargs), _Edits(LEAST)
-    edits.of(jax.make_jaxpr(call)(*call.leaves))
+def widened_gathers(program: jex.ClosedJaxpr) -> tuple[Widened, ...]:
+    """The gathers that `narrow_gathers` changes in a program."""
+    edits = _Edits(LEAST)
+    edits.of(program)
     return tuple(edits.found)
 
 
@@ -150,11 +145,11 @@ class _Edit:
             v = self.moved[v].invars[0]
         return self.narrow[v].aval.dtype if is_value(v) and v in self.narrow else None
 
-    def narrow_of(self, v: jex.Var) -> jex.Var:
+    def narrow_of(self, v) -> Any:
         """The narrow value of a widened one, moved where that was."""
         if v not in self.narrow:
             eqn = self.moved[v]
-            source = self.narrow_of(eqn.invars[0])
+            source: Any = self.narrow_of(cast(jex.Var, eqn.invars[0]))
             self.narrow[v] = _narrow_var(v, source.aval.dtype)
             self.eqns.append(eqn.replace(invars=[source], outvars=[self.narrow[v]]))
         return self.narrow[v]
@@ -168,7 +163,7 @@ class _Edit:
     def read(self, eqn):
         """The gather, of the narrow value."""
         wide, indices = eqn.invars
-        narrow = self.narrow_of(wide)
+        narrow: Any = self.narrow_of(wide)
         dtypes = {"narrow": narrow.aval.dtype.name, "wide": wide.aval.dtype.name}
         self.edits.found.append(Widened(**dtypes, num_bytes=num_bytes(wide.aval)))
         self.changed = True

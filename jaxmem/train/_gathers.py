@@ -6,7 +6,7 @@ from jaxmem._units import format_bytes
 from jaxmem.precision import Widened
 from jaxmem.targets import Target, on_target
 from jaxmem.train._lever import Lever, Told
-from jaxmem.train._spec import StepSpec, once
+from jaxmem.train._spec import StepSpec, loss_program, once
 
 
 def widened(spec: StepSpec) -> tuple[Widened, ...]:
@@ -16,8 +16,7 @@ def widened(spec: StepSpec) -> tuple[Widened, ...]:
 
 @once
 def _widened(spec: StepSpec) -> tuple[Widened, ...]:
-    with spec.entered():
-        return precision.widened_gathers(spec.whole_loss, *spec.loss_arguments())
+    return precision.widened_gathers(loss_program(spec))
 
 
 def _form(spec: StepSpec, target: Target) -> dict[str, str]:
@@ -34,7 +33,7 @@ def _found_on(spec: StepSpec, target: Target) -> bool:
 
 
 def _told(spec: StepSpec, target: Target) -> Told:
-    found = widened(spec) if spec.settled is not None and spec.settled.gathers == "narrow" else ()
+    found = widened(spec) if spec.form.gathers == "narrow" else ()
     if not found:
         return Told()
     largest = max(found, key=lambda each: each.num_bytes)

@@ -57,8 +57,8 @@ def _names(jaxpr, times: int) -> Iterator[tuple[str, int]]:
 def _default(spec: StepSpec, target: Target) -> str:
     """What "auto" means for a step on a target: a tie at the head where that was never seen to be worse.
 
-        Ties pay where values are recomputed: the gradient of a head's weights, and the logits that it needs, wait while
-    layers run again. With several devices a tie would hold back the sum of gradients over them; that was not measured.
+    Ties pay where values are recomputed: the gradient of a head's weights, and the logits that it needs, wait while
+    layers run again. With several devices a tie would hold back the sum of gradients over them; nobody measured that.
     """
     around = spec.layout.around
     alone = target.device_count == 1 and (around is None or around.size == 1)

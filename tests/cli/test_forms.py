@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from jaxmem._settled import WORDS
+from jaxmem._settled import SETTINGS, WORDS
 from jaxmem.cli._fields import OPTIONS, Fields
-from jaxmem.config import SETTINGS, MemoryConfig
+from jaxmem.config import MemoryConfig
 from tests.cli.helpers import LINEAR, assert_refused, run, write
 
 

@@ -54,12 +54,12 @@ class Search:
         """Prices everything by what is known of the compiler's rates."""
         known = quickest(t.forward for t in self.trials) if self.objective == "seconds" else ()
         self.problem = fitted(self.modelled, known) if known else self.modelled
-        self.trials = [dataclasses.replace(t, assignment=self.priced(t.assignment, self.problem)) for t in self.trials]
+        self.trials = [dataclasses.replace(t, assignment=self.priced(t.assignment)) for t in self.trials]
         for name in ("leasts", "cheapest"):
             self.__dict__.pop(name, None)
 
-    def priced(self, assignment: Assignment, problem: Problem) -> Assignment:
-        return repriced(problem, assignment, objective=self.objective)
+    def priced(self, assignment: Assignment) -> Assignment:
+        return repriced(self.problem, assignment, objective=self.objective)
 
     @functools.cached_property
     def leasts(self) -> dict[str, Assignment]:
@@ -99,8 +99,8 @@ class Search:
 
     def known(self, assignment: Assignment) -> Trial | None:
         """A trial of the same choices, or of such as compile to nearly the same program."""
-        differ = _MARGIN * self.budget_bytes
-        return next((t for t in self.trials if alike(self.problem, t.assignment, assignment, differ)), None)
+        same = lambda t: alike(self.problem, t.assignment, assignment, _MARGIN * self.budget_bytes)  # noqa: E731
+        return next(filter(same, self.trials), None)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -227,8 +227,9 @@ class Search:
         room = self.corrected()
         flops: dict[str, Any] = self.options | {"objective": "flops"}
         solved = within(self.problem, room, **self.options), within(self.problem, room, **flops)
-        proposed = [self.priced(each, self.problem) for each in solved if each]
-        return most_promising(self.problem, self.trials, min(self.fitting, key=_seconds), proposed, room)
+        proposed = [self.priced(each) for each in solved if each]
+        fastest = min(self.fitting, key=lambda t: t.seconds or 0.0)
+        return most_promising(self.problem, self.trials, fastest, proposed, room)
 
     def corrected(self) -> float:
         """Modelled bytes whose compiled peak should be just below the budget."""
@@ -252,10 +253,6 @@ class Search:
             shown = proven(self.modelled, best.assignment, objective=self.objective, offload=self.offload)
             best = dataclasses.replace(best, assignment=shown)
         return Fitted(best=best, trials=tuple(self.trials), compiles=self.compiles)
-
-
-def _seconds(trial: Trial) -> float:
-    return float("inf") if trial.seconds is None else trial.seconds
 
 
 def fit(

@@ -63,7 +63,7 @@ def tied_program(facts: Facts, indices: Sequence[int], outputs, name: str, untie
 def _in_order_of_use(facts: Facts, indices: Sequence[int]) -> list:
     """What equations read; for a checkpoint alone, in the order in which its program does.
 
-    Gradients are made in the opposite order, and a compiler's scheduler follows that of their barrier.
+    Gradients are made in the opposite order, which is that of the barrier; see `jaxprs/_tie.py` for what it is worth.
     """
     read = facts.inputs(indices)
     if len(indices) != 1 or not _is_checkpoint(facts, indices[0]):
