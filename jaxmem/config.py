@@ -95,8 +95,8 @@ class MemoryConfig(Brief):
       precision: compute dtype name, or a `Precision`. Master parameters keep their dtype; "float16" implies a dynamic
         loss scale.
       order: when weight gradients are made. "tied": before the backward pass goes on; "free": as the compiler likes.
-        Neither changes a number. "auto" takes what was never seen to be worse on the target; under a budget, and in a
-        comparison that asks, what a compile shows.
+        Neither changes a number. "auto" takes what was never seen to be worse on the target, such as a tie at the
+        head alone; under a budget, and in a comparison that asks, what a compile shows.
       roll: True runs repeated unrolled layers as one scan inside the step; results stay within rounding. "auto" as for
         `order`.
       random: "fenced" draws the masks of dropout once, a byte an element, fused into nothing; "free" leaves them to the

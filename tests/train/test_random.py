@@ -93,8 +93,9 @@ def test_auto_is_what_was_never_seen_to_be_worse_on_the_chip():
 
 
 def test_the_other_form_is_a_rival_where_there_are_masks():
-    for target in (H100, V5E):
-        assert list(_random.LEVER.rivals(StepSpec.of(workload()), target)) == [{"random": "fenced"}]
+    for remat, target, rival in (("full", H100, "fenced"), ("none", V5E, "fenced"), ("full", V5E, "free")):
+        spec = StepSpec.of(workload(), MemoryConfig(remat=remat))
+        assert list(_random.LEVER.rivals(spec, target)) == [{"random": rival}]
     plain = lambda params, x: jnp.mean((x @ params[0]) ** 2)  # noqa: E731
     noisy = lambda params, x, *, rng: jnp.mean((x @ params[0] + jax.random.normal(rng, x.shape)) ** 2)  # noqa: E731
     for fn in (plain, noisy):
