@@ -228,7 +228,8 @@ class Search:
         flops: dict[str, Any] = self.options | {"objective": "flops"}
         solved = within(self.problem, room, **self.options), within(self.problem, room, **flops)
         proposed = [self.priced(each) for each in solved if each]
-        fastest, last = min(self.fitting, key=_seconds), self.attempts == self.max_compiles - 1
+        fastest = min(self.fitting, key=lambda t: t.seconds or 0.0)
+        last = self.attempts == self.max_compiles - 1
         return most_promising(self.problem, self.trials, fastest, proposed, room, last=last)
 
     def corrected(self) -> float:
