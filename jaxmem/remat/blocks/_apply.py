@@ -21,7 +21,15 @@ from jaxmem.jaxprs import (
 from jaxmem.remat._nested_scan import nested_scan_of
 from jaxmem.remat.blocks._names import equation_name
 from jaxmem.remat.blocks._plan import Inside, Interval, Plan, scanned_block, with_cheap_inputs
-from jaxmem.remat.blocks._ties import ends_together, program_of, stretches, tie_of_block, tie_of_stretch, tied_program
+from jaxmem.remat.blocks._ties import (
+    ends_together,
+    program_of,
+    scans_layers,
+    stretches,
+    tie_of_block,
+    tie_of_stretch,
+    tied_program,
+)
 
 _NO_SEGMENTS: Mapping[str | None, tuple[int, ...]] = {}
 
@@ -46,8 +54,8 @@ def evaluate(
       scanned: the jaxpr is the body of a scan.
       segments: by the name of a block that is the whole body of a scan, lengths of the segments in which the scan is
         run, as of `nested_scan`; the block must be in a checkpoint.
-      order: "tied", with ties at blocks and at what has matmuls after one; "head", where nothing but that comes after;
-        or "free".
+      order: "tied", with ties at blocks and at what has matmuls after one; "head", with a tie at the last of that where
+        layers in a scan come before it; or "free".
       summed: variables whose gradients are sums over the steps of a scan, made in place: no tie lies on them.
     """
     facts = plan.facts
@@ -69,7 +77,7 @@ def evaluate(
             made = [lax.stop_gradient(x) if v in facts.constant else x for v, x in zip(outputs, made, strict=True)]
             env.update(zip(outputs, made, strict=True))
 
-    at, after = 0, False
+    at, after = 0, False  # whether layers come before, for the head alone: in a scan
     for item in (*plan.items, None):
         end = len(facts.eqns) if item is None else item.start
         for stretch in [list(range(at, end))] if order == "free" else stretches(facts, at, end):
@@ -79,7 +87,7 @@ def evaluate(
             run(stretch, facts.outputs(stretch), tied=tied)
         if isinstance(item, Interval):
             for name, part in item.named_parts:
-                outputs, tied = facts.outputs(part), tie_of_block(name, order)
+                outputs, tied = facts.outputs(part), tie_of_block(name, order, after=after)
                 if wrap is None:
                     run(part, outputs, tied=tied)
                     continue
@@ -97,7 +105,7 @@ def evaluate(
                 values = tie(values, equation_name("checkpoint", item.start))
             outs = _run_with_bodies(facts, item, values, wrap, segments, order)
             env.update(zip(eqn.outvars, outs, strict=True))
-        at, after = (end if item is None else item.stop), True
+        at, after = (end if item is None else item.stop), order == "tied" or scans_layers(facts, item)
     return [read(v) for v in facts.jaxpr.outvars]
 
 
