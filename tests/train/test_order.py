@@ -46,6 +46,11 @@ def marking(params, batch, memory):
     return jnp.mean((batch @ params["head"]) ** 2)
 
 
+def scanning(params, batch, memory):
+    block = memory.block(lambda x, w: (layer(x, w), None), scanned=True)
+    return jnp.mean((jax.lax.scan(block, batch, jnp.stack(params["layers"]))[0] @ params["head"]) ** 2)
+
+
 def reading_twice(params, batch, memory):
     for w in params["layers"]:
         batch = memory.block(models.layer)(batch, w)
@@ -107,8 +112,9 @@ def test_blocks_are_found_in_a_loss_without_ties():
 
 
 def test_a_form_may_tie_the_head_alone():
-    assert ties(step_of().spec.in_form(ONLY_HEAD)) == Ties(0, head=True)
-    assert ties(step_of(marking, remat="full").spec.in_form(ONLY_HEAD)) == Ties(0, head=True)
+    """Where layers in a scan come before it, or it shares its weights."""
+    for loss, head in ((found, False), (marking, False), (scanning, True)):
+        assert ties(step_of(loss, remat="full").spec.in_form(ONLY_HEAD)) == Ties(0, head=head)
 
 
 def test_auto_ties_the_head_of_a_step_that_recomputes_on_one_accelerator():

@@ -54,8 +54,8 @@ def evaluate(
       scanned: the jaxpr is the body of a scan.
       segments: by the name of a block that is the whole body of a scan, lengths of the segments in which the scan is
         run, as of `nested_scan`; the block must be in a checkpoint.
-      order: "tied", with ties at blocks and at what has matmuls after one; "head", with a tie at the last of that where
-        layers in a scan come before it; or "free".
+      order: "tied", with ties at blocks and at what has matmuls after one; "head", with one at the last of that alone,
+        where it was seen to pay; or "free".
       summed: variables whose gradients are sums over the steps of a scan, made in place: no tie lies on them.
     """
     facts = plan.facts
@@ -77,17 +77,17 @@ def evaluate(
             made = [lax.stop_gradient(x) if v in facts.constant else x for v, x in zip(outputs, made, strict=True)]
             env.update(zip(outputs, made, strict=True))
 
-    at, after = 0, False  # whether layers come before, for the head alone: in a scan
+    at, before = 0, None  # what layers come before: "unrolled", or a "scan"
     for item in (*plan.items, None):
         end = len(facts.eqns) if item is None else item.start
         for stretch in [list(range(at, end))] if order == "free" else stretches(facts, at, end):
             last = stretch[-1:] == [len(facts.eqns) - 1]
-            tied = tie_of_stretch(facts, stretch, order, after=after, last=last)
-            after = after or tied is not None
+            tied = tie_of_stretch(facts, stretch, order, before, last=last)
+            before = before or (tied and "unrolled")
             run(stretch, facts.outputs(stretch), tied=tied)
         if isinstance(item, Interval):
             for name, part in item.named_parts:
-                outputs, tied = facts.outputs(part), tie_of_block(name, order, after=after)
+                outputs, tied = facts.outputs(part), tie_of_block(facts, part, name, order, before)
                 if wrap is None:
                     run(part, outputs, tied=tied)
                     continue
@@ -105,7 +105,7 @@ def evaluate(
                 values = tie(values, equation_name("checkpoint", item.start))
             outs = _run_with_bodies(facts, item, values, wrap, segments, order)
             env.update(zip(eqn.outvars, outs, strict=True))
-        at, after = (end if item is None else item.stop), order == "tied" or scans_layers(facts, item)
+        at, before = (end if item is None else item.stop), "scan" if scans_layers(facts, item) else "unrolled"
     return [read(v) for v in facts.jaxpr.outvars]
 
 

@@ -118,7 +118,9 @@ def test_at_blocks_and_where_the_head_begins():
     loss = with_head(loop)
     blocks = {"loss[1/3]": 2, "loss[2/3]": 2, "loss[3/3]": 2}
     assert ties(tied(loss, "tied"), WS, HEAD, X) == blocks | {"head": 2}
-    assert ties(tied(loss, "head"), WS, HEAD, X) == {"head": 2}
+    assert ties(tied(loss, "head"), WS, HEAD, X) == {}  # it has weights of its own, after unrolled layers
+    shared = lambda ws, head, x: jnp.sum((loop(ws, jnp.tanh(x @ head) @ head.T) @ head) ** 2)  # noqa: E731
+    assert ties(tied(shared, "head"), WS, HEAD, X) == {"head": 2}
     assert ties(at_blocks(loss, full, order="tied"), WS, HEAD, X) == blocks | {"head": 2}
     assert tied(loss, "free") is loss
     assert ties(tied(loop, "tied"), WS, X) == blocks  # no matmul after the last
@@ -128,6 +130,17 @@ def test_the_head_is_tied_where_the_layers_are():
     loss = with_head(scan)
     assert ties(tied(jax.jit(loss), "head"), STACK, HEAD, X) == {"head": 2}
     assert ties(tied(lambda *args: jax.jit(loss)(*args) * 2, "tied"), STACK, HEAD, X) == {"head": 2}
+
+
+def test_a_cast_weight_is_tied_in_the_dtype_that_it_is_cast_to():
+    """Behind a barrier its gradient would be made in the wider one, which else is fused into the optimizer."""
+
+    def loss(stack, head, x):
+        return jnp.mean((scan(stack, x).astype(jnp.bfloat16) @ head.astype(jnp.bfloat16)).astype(jnp.float32) ** 2)
+
+    program = jax.make_jaxpr(tied(loss, "head"))(STACK, HEAD, X)
+    (tie,) = [eqn for eqn in program.eqns if eqn.primitive.name == TIE]
+    assert {(v.aval.shape, v.aval.dtype.name) for v in tie.invars} >= {(HEAD.shape, "bfloat16")}
 
 
 def test_nothing_to_tie():
@@ -255,8 +268,11 @@ def test_a_budget_has_the_same_ties():
     loss = with_head(loop)
     decided = auto(loss, 0.6).decide(WS, HEAD, X)
     assert ties(decided.apply(loss, "tied"), WS, HEAD, X).keys() >= {"loss[1/3]", "loss[2/3]", "loss[3/3]", "head"}
-    assert ties(decided.apply(loss, "head"), WS, HEAD, X) == {"head": 2}
+    assert ties(decided.apply(loss, "head"), WS, HEAD, X) == {}
     assert_same_gradients(decided.apply(loss, "tied"), decided.apply(loss), WS, HEAD, X)
+    scanned = with_head(scan)
+    decided = auto(scanned, 0.6).decide(STACK, HEAD, X)
+    assert ties(decided.apply(scanned, "head"), STACK, HEAD, X) == {"head": 2}
 
 
 @pytest.mark.parametrize("flax", ["linen", "nnx"])
