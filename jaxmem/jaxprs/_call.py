@@ -53,7 +53,7 @@ def rewritten(fn: Callable, rewrite: Callable[[jex.ClosedJaxpr], Callable[..., l
       rewrite: as said.
 
     >>> rewritten(lambda x: {"y": x, "n": 3}, lambda program: lambda x: [2 * x])(jax.numpy.float32(4))
-    {'y': Array(8., dtype=float32), 'n': 3}
+    {'n': 3, 'y': Array(8., dtype=float32)}
     """
 
     @functools.wraps(fn)

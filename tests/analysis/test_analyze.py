@@ -244,6 +244,7 @@ def test_json_names_the_provenance_of_each_number():
         "argument_dtypes",
         "gradient_reductions",
         "step_seconds",
+        "compile_seconds",
     }
     assert numbers == set(fields["provenances"])
 

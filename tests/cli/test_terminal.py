@@ -66,7 +66,7 @@ def test_in_a_pipe_no_line_is_broken(capfd, tmp_path, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     ran = run(capfd, "compare", write(tmp_path, LINEAR), "--target", "cpu", "--remat", "none,full")
     (head,) = [line for line in ran.out.splitlines() if line.startswith("variant")]
-    assert head.split()[-2:] == ["host", "temps"]
+    assert head.split()[-2:] == ["outputs", "aliased"]
     assert all(line == line.rstrip() for line in ran.out.splitlines())
     assert "_MEMORY_OPTIMIZED: bytes differ from a plain CPU run and from a TPU or GPU." in ran.out
 
