@@ -54,7 +54,7 @@ def told(workload, target=CPU, **config):
     return _random.LEVER.told(spec, target)
 
 
-@pytest.mark.parametrize("remat", ["none", "full", "auto:0.3"])
+@pytest.mark.parametrize("remat", ["none", "full", "auto:0.4"])
 def test_fences_change_no_bit(remat):
     given, fences = (after(workload(), remat=remat, random=random).params for random in ("free", "fenced"))
     jax.tree.map(np.testing.assert_array_equal, given, fences)

@@ -49,6 +49,9 @@ def tied_program(facts: Facts, indices: Sequence[int], outputs, name: str, untie
         # array for embedding and output layer, H100, jax 0.10.2: 2.071 → 2.087 GiB; on a v5e both orders are alike.
         read = read[::-1]
     chosen = [v not in untied and not _summed_otherwise(facts, rest, v) for v in read]
+    made = {v for i in parts for v in facts.eqns[i].outvars}
+    passed = [v for v in outputs if v in made and v not in read]  # only others read these
+    read, chosen = [*read, *passed], [*chosen, *(False for _ in passed)]
     run = program_of(facts, rest, read, outputs)
     take = program_of(facts, parts, facts.inputs(indices), read)
 

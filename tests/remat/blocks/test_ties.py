@@ -295,7 +295,9 @@ def test_marked_modules(flax):
             return jnp.sum((x @ HEAD) ** 2)
 
     assert [name[:5] for name in ties(tied(loss, "tied"), params, TOKENS)] == ["check", "check", "head"]
-    assert_same_gradients(tied(loss, "tied"), loss, params, TOKENS)
+    got, want = (jax.grad(fn)(params, TOKENS) for fn in (tied(loss, "tied"), loss))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)  # XLA:CPU may fuse otherwise round a barrier
 
 
 def test_a_checkpoint_of_a_policy_is_no_mark():
