@@ -11,6 +11,7 @@ from jaxmem.jaxprs._equations import WATCH as WATCH
 from jaxmem.jaxprs._equations import bodies as bodies
 from jaxmem.jaxprs._equations import body_key as body_key
 from jaxmem.jaxprs._equations import body_of as body_of
+from jaxmem.jaxprs._equations import body_params as body_params
 from jaxmem.jaxprs._equations import equations_in as equations_in
 from jaxmem.jaxprs._equations import has_checkpoint as has_checkpoint
 from jaxmem.jaxprs._equations import inputs_of as inputs_of
@@ -24,6 +25,7 @@ from jaxmem.jaxprs._equations import num_bytes as num_bytes
 from jaxmem.jaxprs._equations import programs_of as programs_of
 from jaxmem.jaxprs._equations import segments_scope as segments_scope
 from jaxmem.jaxprs._equations import stored_bytes as stored_bytes
+from jaxmem.jaxprs._equations import with_body_params as with_body_params
 from jaxmem.jaxprs._facts import Facts as Facts
 from jaxmem.jaxprs._facts import without_checkpoint as without_checkpoint
 from jaxmem.jaxprs._fused import fused as fused

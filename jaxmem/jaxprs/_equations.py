@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
 import jax
@@ -112,10 +112,22 @@ def body_key(eqn) -> str:
     return BODIES.get(name, "")
 
 
+def body_params(eqn) -> tuple[Any, ...]:
+    """The programs under an equation's `body_key`, closed or not: one, or a branch each."""
+    param = eqn.params.get(body_key(eqn), ())
+    return tuple(param) if isinstance(param, (tuple, list)) else (param,)
+
+
+def with_body_params(eqn, programs: Sequence[Any]) -> jex.JaxprEqn:
+    """The equation with other programs under its `body_key`, as many as it has."""
+    key = body_key(eqn)
+    several = isinstance(eqn.params[key], (tuple, list))
+    return eqn.replace(params=eqn.params | {key: type(eqn.params[key])(programs) if several else programs[0]})
+
+
 def programs_of(eqn) -> list[tuple[jex.Jaxpr, tuple]]:
     """The jaxprs under an equation's `body_key`, each with its constants."""
-    param = eqn.params.get(body_key(eqn), ())
-    return [body_of(each) for each in (param if isinstance(param, (tuple, list)) else (param,))]
+    return [body_of(each) for each in body_params(eqn)]
 
 
 def bodies(eqn) -> list[jex.Jaxpr]:

@@ -7,7 +7,15 @@ import jax
 import jax.extend.core as jex
 
 from jaxmem._compat import call_to_inline, name_stack, without_tangents
-from jaxmem.jaxprs._equations import USER_CHECKPOINT, body_key, body_of, inputs_of, is_nested_scan, is_value
+from jaxmem.jaxprs._equations import (
+    USER_CHECKPOINT,
+    body_of,
+    body_params,
+    inputs_of,
+    is_nested_scan,
+    is_value,
+    with_body_params,
+)
 
 _DEBUG_INFO = jex.DebugInfo("jaxmem block", "jaxmem.remat.blocks", None, None)
 
@@ -71,7 +79,7 @@ def run_with_bodies(eqn: jex.JaxprEqn, functions: Sequence[Callable | None], arg
       functions: one for each body, of what that takes; None leaves a body as it is.
       args: what the equation takes.
     """
-    name, key, params = eqn.primitive.name, body_key(eqn), eqn.params
+    name, params = eqn.primitive.name, eqn.params
     if name == "shard_map" or name in USER_CHECKPOINT or is_nested_scan(eqn):
         (body,) = functions
         assert body is not None
@@ -81,12 +89,9 @@ def run_with_bodies(eqn: jex.JaxprEqn, functions: Sequence[Callable | None], arg
             body = jax.checkpoint(body, policy=params["policy"], prevent_cse=params["prevent_cse"])
         with scope_of(eqn):
             return body(*args)  # a nested scan brings its own derivative
-    several = isinstance(params[key], (tuple, list))
-    given = params[key] if several else (params[key],)
-    new = tuple(retraced(fn, param) if fn else param for fn, param in zip(functions, given, strict=True))
+    new = [retraced(fn, program) if fn else program for fn, program in zip(functions, body_params(eqn), strict=True)]
     values = {v: value for v, value in zip(eqn.invars, args, strict=True) if is_value(v)}
-    changed = eqn.replace(params=params | {key: new if several else new[0]})
-    return function_of([changed], list(values), eqn.outvars)(*values.values())
+    return function_of([with_body_params(eqn, new)], list(values), eqn.outvars)(*values.values())
 
 
 def retraced(fn: Callable, program) -> jex.ClosedJaxpr:

@@ -19,7 +19,16 @@ from jax import lax
 
 from jaxmem._compat import call_to_inline, with_more_inputs
 from jaxmem._shown import Brief
-from jaxmem.jaxprs import body_key, body_of, is_nested_scan, is_value, num_bytes, rewritten
+from jaxmem.jaxprs import (
+    body_key,
+    body_of,
+    body_params,
+    is_nested_scan,
+    is_value,
+    num_bytes,
+    rewritten,
+    with_body_params,
+)
 
 LEAST = 2**22
 """Bytes of the smallest widened value whose gathers are changed. A smaller one is no share of a peak, and fits a TPU's
@@ -172,8 +181,8 @@ class _Edit:
 
     def with_bodies(self, eqn):
         """An equation with bodies, with those edited."""
-        key = body_key(eqn)
         if call_to_inline(eqn) is not None:
+            key = body_key(eqn)
             program, wanted = self.edits.edit(eqn.params[key], [self.dtype_of(v) for v in eqn.invars])
             if program is eqn.params[key]:
                 return eqn
@@ -183,14 +192,12 @@ class _Edit:
             return eqn.replace(invars=[*eqn.invars, *more], params=params)
         if eqn.params.get("check_vma"):
             return eqn
-        several = isinstance(eqn.params[key], (tuple, list))
-        bodies = eqn.params[key] if several else (eqn.params[key],)
+        bodies = body_params(eqn)
         edited = [self.edits.edit(body, [None] * len(body_of(body)[0].invars))[0] for body in bodies]
         if all(new is old for new, old in zip(edited, bodies, strict=True)):
             return eqn
         self.changed = True
-        param = type(eqn.params[key])(edited) if several else edited[0]
-        return eqn.replace(params=eqn.params | {key: param})
+        return with_body_params(eqn, edited)
 
 
 def _widens(eqn) -> bool:

@@ -16,7 +16,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem._compat import called_jaxprs, scan_layout
-from jaxmem.jaxprs import body_key, body_of, equations_in, is_nested_scan, is_value, num_bytes, rewritten
+from jaxmem.jaxprs import (
+    body_key,
+    body_of,
+    body_params,
+    equations_in,
+    is_nested_scan,
+    is_value,
+    num_bytes,
+    rewritten,
+    with_body_params,
+)
 
 LEAST = 2**16
 """Elements of the smallest mask that gets a fence. The bits of a smaller one take less than 256 KiB, no share of any
@@ -167,23 +177,21 @@ class _Fences:
 
     def _edit_bodies(self, eqn, bits: set):
         """`_edit` of an equation with bodies."""
-        key, name = body_key(eqn), eqn.primitive.name
-        several = isinstance(eqn.params[key], (tuple, list))
+        name = eqn.primitive.name
         given = [is_value(v) and v in bits for v in eqn.invars[name == "cond" :]]  # a cond's first says which branch
         carries, times = 0, 1
         if name == "scan":  # what is carried is another value in each step
             consts, carries, _ = scan_layout(eqn)
             times = eqn.params["length"]
             given = [yes and not consts <= i < consts + carries for i, yes in enumerate(given)]
-        edited = [self._edit(body, given) for body in (eqn.params[key] if several else (eqn.params[key],))]
+        edited = [self._edit(body, given) for body in body_params(eqn)]
         from_all = zip(*(returned for _, returned, _ in edited), strict=True)
         returned = [all(each) and i >= carries for i, each in enumerate(from_all)]
         masks, mask_bytes = max(found for *_, found in edited)  # one branch is taken
         if not masks:
             return eqn, returned, (0, 0)
-        programs = [program for program, *_ in edited]
-        param = type(eqn.params[key])(programs) if several else programs[0]
-        return eqn.replace(params=eqn.params | {key: param}), returned, (masks * times, mask_bytes * times)
+        edited_eqn = with_body_params(eqn, [program for program, *_ in edited])
+        return edited_eqn, returned, (masks * times, mask_bytes * times)
 
     def _is_mask(self, eqn) -> bool:
         """Whether an equation makes bools of random bits, enough for a fence."""

@@ -1,7 +1,6 @@
 """Narrow gathers as a lever: what gathers of a value that was just widened read, on a TPU. They are no setting."""
 
 from jaxmem import precision
-from jaxmem._settled import AS_WRITTEN
 from jaxmem._units import format_bytes
 from jaxmem.precision import Widened
 from jaxmem.targets import Target, on_target
@@ -11,7 +10,7 @@ from jaxmem.train._spec import StepSpec, loss_program, once
 
 def widened(spec: StepSpec) -> tuple[Widened, ...]:
     """The gathers of large widened values in the loss of one micro-batch, as it is written; traced, not compiled."""
-    return _widened(spec.without_remat().in_form(AS_WRITTEN))
+    return _widened(spec.as_written)
 
 
 @once

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import jax
 
 from jaxmem import random_bits
-from jaxmem._settled import AS_WRITTEN
 from jaxmem._signatures import declares
 from jaxmem._units import format_bytes
 from jaxmem.random_bits import GIVEN, generator_of, is_key
@@ -27,7 +26,7 @@ _FENCED_ON = frozenset({"TPU v5 lite"})
 
 def drawn(spec: StepSpec) -> random_bits.Drawn:
     """What the loss draws for one micro-batch, found once for all settings of a step that share a plain one."""
-    return _drawn(spec.without_remat().in_form(AS_WRITTEN))
+    return _drawn(spec.as_written)
 
 
 @once

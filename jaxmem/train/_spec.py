@@ -90,6 +90,11 @@ class StepSpec:
         plain = self.plain or self.known.setdefault(StepSpec.without_remat, self.with_remat("none"))
         return plain.in_form(self.settled)
 
+    @property
+    def as_written(self) -> "StepSpec":
+        """The spec that keeps everything, in the form in which its loss is written."""
+        return self.without_remat().in_form(AS_WRITTEN)
+
     # -- the mesh ----------------------------------------------------------------------------------
 
     @property
